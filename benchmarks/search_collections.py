@@ -13,8 +13,8 @@ documents (configuration `masked_lm`), and then does as `ours`.
 
 Five systems then answer the questions: BM25, the starting checkpoint, the trained model (the best
 checkpoint, even if the run exports the start), and both with BM25, whose weight is the default.
-`recommended` is what the run recommends, with the weight that it chose. Paired randomisation tests
-compare scores of the same questions, which are means over the seeds.
+`recommended` is the one that the run recommends. Paired randomisation tests compare scores of the
+same questions, which are means over the seeds.
 
 WORK keeps each result, so the same command resumes after an interruption.
 """
@@ -39,33 +39,34 @@ from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import reported_to_user
 
 OURS, PAIRS, PRETRAINED = "ours", "pairs", "pretrained"
-START, TRAINED, WITH_BM25 = "start", "trained", " + BM25"
+START, TRAINED, WITH_BM25, RECOMMENDED = "start", "trained", " + BM25", "recommended"
 COMPARED = (
     (START, START + WITH_BM25),
     (START, TRAINED),
     (START + WITH_BM25, TRAINED + WITH_BM25),
     (START, f"{PAIRS}: {TRAINED}"),
     (f"{PAIRS}: {TRAINED}", TRAINED),
-    (START, "recommended"),
+    (START, RECOMMENDED),
+    (START + WITH_BM25, RECOMMENDED),
 )
 
 Scores = dict[str, dict[str, dict[str, float]]]  # by system, measure and query
 
 
-def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, float]) -> Scores:
-    """Score a model alone and with BM25 on the questions of a collection.
+def answer(folder: Path, model: Path | str, name: str) -> Scores:
+    """Score BM25, a model, and both, on the questions of a collection.
 
     Args:
         folder: The collection.
         model: The model's name or folder.
-        name: The name of the system.
-        weights: The weight of BM25 for each further system.
+        name: The name of the model as a system.
     """
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.retrieval import measure as score
     from diffcse_jax.evaluation.search_collections import read_collection
     from diffcse_jax.search.fusion import combine
     from diffcse_jax.search.lexical import LexicalIndex, best_rows, found_by_words
+    from diffcse_jax.search.modes import DEFAULT_WEIGHT
 
     collection = read_collection(folder)
     encoder = SentenceEncoder.from_pretrained(str(model))
@@ -78,11 +79,8 @@ def answer(folder: Path, model: Path | str, name: str, weights: Mapping[str, flo
     rankings: dict[str, dict[str, dict[str, float]]] = {}
     for key, text, dense in zip(collection.queries, queries, similarities, strict=True):
         lexical = index.scores(text)
-        found = {"BM25": lexical, name: dense}
-        found |= {
-            other: combine(dense, lexical, weight, dense, lexical)
-            for other, weight in weights.items()
-        }
+        both = combine(dense, lexical, DEFAULT_WEIGHT, dense, lexical)
+        found = {"BM25": lexical, name: dense, name + WITH_BM25: both}
         for system, scores in found.items():
             best_of = found_by_words if system == "BM25" else best_rows
             rows = best_of(scores, 101)  # one more than counts: a query does not find itself
@@ -96,9 +94,8 @@ def measure_start(folder: Path, model: str) -> dict[str, Any]:
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.queries import queries_of_documents
     from diffcse_jax.evaluation.systems import compare_systems
-    from diffcse_jax.search.modes import DEFAULT_WEIGHT
 
-    scores = answer(folder, model, START, {START + WITH_BM25: DEFAULT_WEIGHT})
+    scores = answer(folder, model, START)
     compared = compare_systems(
         {START: SentenceEncoder.from_pretrained(model)}, queries_of_documents(str(folder))
     )
@@ -106,13 +103,13 @@ def measure_start(folder: Path, model: str) -> dict[str, Any]:
 
 
 def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
-    """Train as the configuration says, and score the best checkpoint and the recommendation."""
+    """Train as the configuration says, score the best checkpoint, and name the recommendation."""
     from diffcse_jax.run_folder.records import read_selection
-    from diffcse_jax.search.modes import DEFAULT_WEIGHT
-    from diffcse_jax.training.selection import THIS_MODEL
     from diffcse_jax.training.train import train_in_folder
 
+    start = time.process_time()
     verdict = train_in_folder(config, place)
+    processor_seconds = time.process_time() - start
     selection = read_selection(place)
     assert selection is not None  # the run has finished
     advice = verdict.partition(" Search with ")[2]
@@ -123,16 +120,13 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
         train_in_folder(
             Config.from_dict(values | {"eval": values["eval"] | {"keep_start": False}}), place
         )
-    weights = {TRAINED + WITH_BM25: DEFAULT_WEIGHT}
-    scores = answer(folder, place, TRAINED, weights)
-    if system:
-        model = place if system["encoder"] == THIS_MODEL else config.model.name_or_path
-        scores |= {"recommended": answer(folder, model, "", {"it": system["weight"]})["it"]}
     return {
-        "scores": scores,
+        "scores": answer(folder, place, TRAINED),
         "verdict": verdict,
         "made": selection.systems,
+        RECOMMENDED: name_of(system) if system else None,
         "exported": selection.interpolation,
+        "processor_seconds": processor_seconds,  # of the run, without the scores above
     }
 
 
@@ -140,7 +134,6 @@ def measure_pretrained(folder: Path, config: Config, place: Path) -> dict[str, A
     """Continue the start as a masked LM on the documents, score it, and train it as `ours`."""
     from diffcse_jax.export import export
     from diffcse_jax.run_folder.records import read_selection
-    from diffcse_jax.search.modes import DEFAULT_WEIGHT
     from diffcse_jax.training.train import train_in_folder
 
     values = shipped_config("masked_lm")
@@ -152,7 +145,7 @@ def measure_pretrained(folder: Path, config: Config, place: Path) -> dict[str, A
     verdict = train_in_folder(Config.from_dict(values.to_dict()), masked_lm)
     selection = read_selection(masked_lm)
     assert selection is not None  # the run has finished
-    scores = answer(folder, masked_lm, START, {START + WITH_BM25: DEFAULT_WEIGHT})
+    scores = answer(folder, masked_lm, START)
     export(masked_lm, masked_lm / "export")
     model = dataclasses.replace(config.model, name_or_path=str(masked_lm / "export"))
     adapted = measure_ours(folder, dataclasses.replace(config, model=model), place / "adapted")
@@ -163,12 +156,13 @@ def measure_pretrained(folder: Path, config: Config, place: Path) -> dict[str, A
 
 def measure_theirs(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     """Train by the library's recipe for pairs, and score the result."""
-    from diffcse_jax.search.modes import DEFAULT_WEIGHT
-
+    start = time.process_time()
     adaptation_recipes.train_theirs(PAIRS, config, place)
-    return {"scores": answer(folder, place, TRAINED, {TRAINED + WITH_BM25: DEFAULT_WEIGHT})}
+    processor_seconds = time.process_time() - start
+    return {"scores": answer(folder, place, TRAINED), "processor_seconds": processor_seconds}
 
 
+KEPT = ("seconds", "processor_seconds", "verdict", RECOMMENDED, "masked_lm")  # of a run
 RECIPES = {OURS: measure_ours, PAIRS: measure_theirs, PRETRAINED: measure_pretrained}
 
 
@@ -244,10 +238,7 @@ def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -
         "tests": tests,
         "made queries": {each["name"]: each["score"] for each in start["made"]},
         "runs": {
-            recipe: [
-                {key: run[key] for key in ("seconds", "verdict", "masked_lm") if key in run}
-                for run in each
-            ]
+            recipe: [{key: run[key] for key in KEPT if key in run} for run in each]
             for recipe, each in runs.items()
         },
         "agreement": [agreement(run) for run in runs.get(OURS, ()) if run["made"]],
@@ -258,7 +249,8 @@ def agreement(run: Mapping[str, Any]) -> dict[str, float]:
     """Return how a run's label-free table ranks the five systems, against people's questions.
 
     `tau` is Kendall's tau of the two rankings. `lost` is the nDCG@10 that the best of the
-    label-free table has less than the best of the five.
+    label-free table has less than the best of the five, and `lost_recommended` what the run's
+    recommendation has less.
     """
     made = {name_of(each): each["score"] for each in run["made"]}
     asked = {name: float(np.mean([*run["all"][name].values()])) for name in made}
@@ -268,6 +260,7 @@ def agreement(run: Mapping[str, Any]) -> dict[str, float]:
     return {
         "tau": float(tau),
         "lost": max(asked.values()) - asked[max(made, key=lambda name: made[name])],
+        "lost_recommended": max(asked.values()) - asked[run[RECOMMENDED]],
     }
 
 
@@ -325,6 +318,8 @@ def main() -> None:
                     arguments = (RECIPES[recipe], options.data / name, config, options.work / key)
                     run = remembered(options.work / f"{key}.json", *arguments)
                     scores = {**starts[name]["scores"], **run["scores"]}
+                    if run.get(RECOMMENDED):
+                        run["scores"][RECOMMENDED] = scores[run[RECOMMENDED]]
                     run["all"] = {system: each["ndcg@10"] for system, each in scores.items()}
                     runs[name].setdefault(recipe, []).append(run)
         table = {name: summarise(starts[name], runs[name]) for name in names}
