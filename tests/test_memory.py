@@ -20,6 +20,7 @@ from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.documents.memory import as_texts, documents_in_memory
 from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.errors import DataError
+from diffcse_jax.evaluation.retrieval import read_retrieval_pairs
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +88,7 @@ def test_lists_that_pandas_gives_as_arrays_are_lists(tmp_path):
     assert [len(each.sections[0].lines) for each in (first, second)] == [2000, 2]
 
 
-def test_pairs_that_share_an_answer_are_held_out_together():
+def test_pairs_that_share_an_answer_are_held_out_together(capsys):
     pairs = [
         (f"Question {number} on {answer}?", f"This is answer {answer}.")
         for answer in range(40)
@@ -99,6 +100,8 @@ def test_pairs_that_share_an_answer_are_held_out_together():
     assert sorted([*trained_rows, *held_rows]) == sorted(pairs)  # nothing disappears
     assert {answer for _, answer in trained_rows}.isdisjoint(answer for _, answer in held_rows)
     assert 10 <= len(held_rows) <= 120
+    read_retrieval_pairs(str(held_out))
+    assert f"read the text given to train: {len(held_rows)} pairs" in capsys.readouterr().err
 
 
 def test_pairs_that_all_share_a_text_train():

@@ -61,7 +61,8 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
         raise DataError(
             f"data.held_out={share} leaves {len(trained_on)} of {len(rows)} rows for training and "
             f"{len(held_out)} for evaluation, which needs at least 2. Rows that share a text stay "
-            "together. Give more rows, change data.held_out, or set eval.metric"
+            "together. Give more rows or a larger data.held_out, such as 0.3. Or train on all rows "
+            "with another eval.metric: 'stsb_spearman', or 'pairs_retrieval' of an eval.pairs_file"
         )
     pairs = dict.fromkeys("\t".join(" ".join(text.split()) for text in row[:2]) for row in held_out)
     return write_sentences(trained_on), _write(pairs, ".tsv")

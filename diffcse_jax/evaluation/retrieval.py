@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Float32, Int
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.columns import training_columns
+from diffcse_jax.data.given import shown_name
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.documents.find import DOCSTRINGS
 from diffcse_jax.documents.ledger import Ledger, Place
@@ -200,11 +201,12 @@ def read_retrieval_pairs(file: str, *, strict: bool = False) -> list[tuple[str, 
         return docstring_pairs(MOST_DOCSTRINGS)
     path = expand_path(file)
     table = open_pairs(path)
-    ledger = Ledger(str(path), strict=strict, noun="row{s}" if table else "line{s}")
+    name = shown_name(str(path))
+    ledger = Ledger(name, strict=strict, noun="row{s}" if table else "line{s}")
     pairs = [*(_pairs_of_table(table, ledger) if table else _pairs_of_lines(path, ledger))]
     if len({canonical(target) for _, target in pairs}) < 2:
         needs = "pairs_retrieval needs at least two pairs with different second texts"
-        raise DataError(". ".join([f"{path}: {needs}", *ledger.oddities()]))
+        raise DataError(". ".join([f"{name}: {needs}", *ledger.oddities()]))
     ledger.make("pair{s}", len(pairs))
     report(ledger)
     return pairs
