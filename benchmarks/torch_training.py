@@ -182,6 +182,7 @@ class TwinEncoder:
     pooler = "cls_before_pooler"
     truncate_dim = None
     prompts = Prompts()
+    queries = None
 
     def __init__(self, model: nn.Module, tokenizer: transformers.PreTrainedTokenizerFast):
         self.model, self.tokenizer = model, tokenizer

@@ -35,6 +35,7 @@ from diffcse_jax.models.forward import compiled_forward, compiled_masked_lm
 from diffcse_jax.models.graph import Graph
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.poolers import check_pooler
+from diffcse_jax.models.routes import DOCUMENT, QUERY
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.shapes import Shapes
 from diffcse_jax.models.text_settings import max_length_of
@@ -97,6 +98,8 @@ class SentenceEncoder:
         mlm_head: The parameters of a masked-LM head on the transformer, for `fill_masks`.
         languages: The languages that the model is for, as its card states them.
         graph: Computes embeddings in place of the parameters.
+        queries: Computes the embeddings of queries, if they have an encoder of their own. All else
+            is of the encoder of documents.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class SentenceEncoder:
         mlm_head: Params | None = None,
         languages: tuple[str, ...] = (),
         graph: Graph | None = None,
+        queries: "SentenceEncoder | None" = None,
     ):
         pooler = check_pooler(record.pooler)
         sentence_head = record.sentence_head.of(pooler)
@@ -132,6 +136,7 @@ class SentenceEncoder:
         self.mlm_head = mlm_head
         self.languages = languages
         self.graph = graph
+        self.queries = queries
         self.prompts = record.prompts
         self._backend = self._tokenizer.backend_tokenizer
         self.max_length = config.max_length if max_length is None else max_length
@@ -144,7 +149,7 @@ class SentenceEncoder:
         self.truncate_dim = checked_truncation(record.truncate_dim, size)
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
-        self._has_warned_of_prompts = False
+        self._has_warned_of_prompts = self._has_warned_of_tasks = False
         # A lock, because the backend holds the length that it truncates to.
         self._tokenizing = threading.Lock()
         params = layers.prefixed(transformer, "transformer") | layers.prefixed(head, "pooler_head")
@@ -230,7 +235,8 @@ class SentenceEncoder:
         Args:
             path_or_id: A run folder (its export or, before the run has finished, its best
                 checkpoint is used), one of its checkpoints, a Hugging Face or sentence-transformers
-                folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`.
+                folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`. An export
+                may have an encoder of queries and another one of documents.
             pooler: This pooler alone, without the modules that the folder has after its own, as in
                 SimCSE's evaluation. By default the whole folder is applied, which needs a pooler.
             dtype: The precision of the computation, `float32` or `bfloat16`.
@@ -262,8 +268,18 @@ class SentenceEncoder:
             from diffcse_jax.run_folder.checkpoints import read_encoder  # needs Orbax
 
             return cls.from_saved(read_encoder(path), name=name, **options)
-        model = hf.read(str(export or name))
-        return cls.of(model, sentence_folder.recorded(model), name, **options)
+        return cls.of_pretrained(hf.read_encoders(str(export or name)), name, **options)
+
+    @classmethod
+    def of_pretrained(cls, encoders: hf.Encoders, name: str, **options: Any) -> "SentenceEncoder":
+        """Return the encoder of checkpoints that are in memory, as their folders record it.
+
+        Options are those of `from_pretrained`.
+        """
+        documents, queries = encoders
+        if queries is not None:
+            options["queries"] = cls.of(queries, sentence_folder.recorded(queries), name, **options)
+        return cls.of(documents, sentence_folder.recorded(documents), name, **options)
 
     @classmethod
     def from_saved(
@@ -293,10 +309,12 @@ class SentenceEncoder:
         prompts: Mapping[str, str] | None = None,
         default_prompt_name: str | None = None,
         backend: str = "jax",
+        queries: "SentenceEncoder | None" = None,
     ) -> "SentenceEncoder":
         """Return the encoder of a checkpoint that is in memory, and of what its folder records.
 
-        Options are those of `from_pretrained`.
+        `queries` is the encoder of queries, if it is another one. Other options are those of
+        `from_pretrained`.
         """
         graph = None
         if backend == "onnx":
@@ -321,6 +339,7 @@ class SentenceEncoder:
             "mlm_head": model.mlm_head,
             "languages": stated_languages(read_card(model.folder)),
             "graph": graph,
+            "queries": queries,
         }
         return cls(model.config, model.transformer, tokenizer, record, **options)
 
@@ -343,7 +362,7 @@ class SentenceEncoder:
         recorded = self.recorded._replace(
             head=head, sentence_head=self.sentence_head._replace(params=head)
         )
-        names = ("dtype", "max_length", "name", "mlm_head", "languages", "graph")
+        names = ("dtype", "max_length", "name", "mlm_head", "languages", "graph", "queries")
         options = {name: getattr(self, name) for name in names}
         make = functools.partial(
             type(self), self.config, transformer, self._tokenizer.copy(), recorded, **options
@@ -361,6 +380,7 @@ class SentenceEncoder:
         max_length: int | None = None,
         prompt: str | None = None,
         prompt_name: str | None = None,
+        task: str | None = None,
         **others: Any,
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Return the embedding of one sentence, or the embeddings of many.
@@ -383,6 +403,8 @@ class SentenceEncoder:
             prompt: A text to put in front of each sentence, such as "query: ".
             prompt_name: The name of one of the model's prompts. By default its default prompt is
                 used, if it has one.
+            task: What the sentences are, `query` or `document`, for a model with an encoder for
+                each. By default they are documents, and a warning says so.
             **others: Names of sentence-transformers: `normalize_embeddings` and `show_progress_bar`
                 are accepted, and so is any value that changes nothing, such as
                 `convert_to_numpy=True`.
@@ -395,6 +417,17 @@ class SentenceEncoder:
         show_progress |= bool(others.pop("show_progress_bar", False))
         check_arguments("encode", others, OF_ENCODE)
         is_by_default = prompt is None and prompt_name is None
+        self._check_task(task, is_by_default=is_by_default)
+        if task == QUERY and self.queries is not None:
+            return self.queries.encode(
+                sentences,
+                batch_size=batch_size,
+                normalize=normalize,
+                show_progress=show_progress,
+                max_length=max_length,
+                prompt=prompt,
+                prompt_name=prompt_name,
+            )
         prompt = self.prompts.choose(prompt, prompt_name)
         if is_by_default and not prompt and not self._has_warned_of_prompts:
             self._has_warned_of_prompts = True
@@ -442,10 +475,10 @@ class SentenceEncoder:
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Encode with the model's prompt of queries, unless another prompt is given.
 
-        All else is as in `encode`.
+        All else is as in `encode`, with the task `query`.
         """
         chosen = self._prompt(prompt, prompt_name, self.prompts.query)
-        return self.encode(queries, prompt=chosen, **options)
+        return self.encode(queries, prompt=chosen, task=QUERY, **options)
 
     @also_named(inputs="documents")
     def encode_document(
@@ -458,10 +491,26 @@ class SentenceEncoder:
     ) -> Float32[np.ndarray, "*sentences dimension"]:
         """Encode with the model's prompt of documents, unless another prompt is given.
 
-        All else is as in `encode`.
+        All else is as in `encode`, with the task `document`.
         """
         chosen = self._prompt(prompt, prompt_name, self.prompts.document)
-        return self.encode(documents, prompt=chosen, **options)
+        return self.encode(documents, prompt=chosen, task=DOCUMENT, **options)
+
+    def _check_task(self, task: str | None, *, is_by_default: bool) -> None:
+        """Raise `ConfigError` for an unknown task.
+
+        If neither a task nor a prompt says which of two encoders to take, warn once.
+        """
+        if task not in (None, QUERY, DOCUMENT):
+            raise ConfigError(f"task={task!r}: use {QUERY!r}, {DOCUMENT!r} or None")
+        is_unclear = task is None and is_by_default and self.queries is not None
+        if is_unclear and not self._has_warned_of_tasks:
+            self._has_warned_of_tasks = True
+            warn_user(
+                f"{self.name} has an encoder of queries and another one of documents, and `encode` "
+                "takes the one of documents. Use encode_query for queries and encode_document for "
+                "documents"
+            )
 
     def _prompt(self, prompt: str | None, prompt_name: str | None, default: str) -> str | None:
         """Return the prompt that the caller chose, or the default."""

@@ -65,6 +65,11 @@ class HashEncoder(SentenceEncoder):
         vectors = np.array(rows, np.float32)
         return pooling.normalize(vectors) if normalize else vectors
 
+    def encode_document(self, texts, **options):
+        return self.encode(texts, **options)
+
+    encode_query = encode_document
+
     def largely_unknown(self, texts):
         return np.zeros(len(texts), bool)
 

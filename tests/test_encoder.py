@@ -48,7 +48,7 @@ def test_weights_that_only_transformers_does_not_find_are_not_random(
     write_tensors(
         tmp_path / "model.safetensors", {name: tensors[name] for name in tensors if name != lost}
     )
-    monkeypatch.setattr(hf, "read", lambda _: checkpoint)
+    monkeypatch.setattr(hf, "read_encoders", lambda _: hf.Encoders(checkpoint))
     with pytest.raises(CheckpointError, match=f"transformers does not find the weights {lost}"):
         TorchEncoder(str(tmp_path), "avg")
 

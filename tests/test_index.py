@@ -44,10 +44,12 @@ class WordEncoder:
     def __init__(self, weights="0123"):
         self.weights, self.encoded = weights, []
 
-    def encode(self, sentences, batch_size=64, normalize=False, prompt=""):
+    def encode_document(self, sentences, batch_size=64, normalize=False, prompt=""):
         self.encoded += sentences
         rows = [sum(map(vector_of, text.split()), np.zeros(DIMENSION)) for text in sentences]
         return pooling.normalize(np.array(rows, np.float32).reshape(len(rows), DIMENSION))
+
+    encode_query = encode_document
 
     def split(self, passages, prompt=""):
         return list(passages)

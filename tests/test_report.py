@@ -40,7 +40,7 @@ PAIRS = Sample(
 class Encoder:
     """Embeddings that are drawn by text."""
 
-    pooler, truncate_dim, prompts = "avg", None, NO_PROMPTS
+    pooler, truncate_dim, prompts, queries = "avg", None, NO_PROMPTS, None
 
     def __init__(self, seed: int = 0):
         self.seed = seed

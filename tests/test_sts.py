@@ -21,7 +21,7 @@ STSB_ROWS = [
 class TableEncoder:
     """Looks embeddings up in a dict, or computes them, and records the sentences that it was asked for."""
 
-    pooler, truncate_dim, prompts = "avg", None, NO_PROMPTS
+    pooler, truncate_dim, prompts, queries = "avg", None, NO_PROMPTS, None
 
     def __init__(self, vectors):
         self.vector_of = vectors if callable(vectors) else vectors.__getitem__

@@ -434,7 +434,7 @@ class _Job:
         prompt, normalize = self.settings["prompt"], self.settings["normalize"]
         rows = self.split(chunk, prompt) if self.settings["passages"] else chunk
         texts = [passage.searched for _, passage in rows]
-        vectors = self.encoder.encode(
+        vectors = self.encoder.encode_document(
             texts,
             batch_size=self.options.batch_size,
             normalize=normalize,

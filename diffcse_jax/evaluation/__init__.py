@@ -23,6 +23,10 @@ class Encoder(Protocol):
     truncate_dim: int | None
     prompts: Prompts
 
+    @property
+    def queries(self) -> "Encoder | None":
+        """The encoder of queries, if they have another one than documents."""
+
     def encode(
         self, sentences: Sequence[str], *, batch_size: int = 64, prompt: str | None = None
     ) -> Embeddings:
@@ -41,6 +45,7 @@ class CachedEncoder:
         self.truncate_dim = encoder.truncate_dim
         self.prompts = encoder.prompts
         self.encoder = encoder  # for what is not computed from embeddings
+        self.queries = None if encoder.queries is None else CachedEncoder(encoder.queries)
         self._embeddings: dict[str, dict[str, np.ndarray]] = {}  # by prompt
 
     def encode(
@@ -75,17 +80,18 @@ def encode_pairs(
     *,
     symmetric: bool = False,
 ) -> list[Float32[np.ndarray, "_ dim"]]:
-    """Return the embeddings of queries and of targets, with the encoder's prompts for each.
+    """Return the embeddings of queries and of targets, as the encoder makes each.
 
     `symmetric` says that both are texts of one kind, such as the halves of sentences. They have one
-    prompt.
+    prompt, and the encoder of documents.
     """
     prompts = encoder.prompts
-    if symmetric or prompts.query == prompts.document:
+    if symmetric or (encoder.queries is None and prompts.query == prompts.document):
         prompt = prompts.symmetric if symmetric else prompts.query
         return encode_groups(encoder, [queries, targets], batch_size, prompt)
+    of_queries = encoder.queries or encoder
     return [
-        encoder.encode(queries, batch_size=batch_size, prompt=prompts.query),
+        of_queries.encode(queries, batch_size=batch_size, prompt=prompts.query),
         encoder.encode(targets, batch_size=batch_size, prompt=prompts.document),
     ]
 

@@ -23,6 +23,7 @@ from diffcse_jax.hosts import quiet_transformers
 from diffcse_jax.io import read_json_object, write_json
 from diffcse_jax.losses.decorrelation import dimension_contrast
 from diffcse_jax.models import files, sentence_folder
+from diffcse_jax.models.routes import DOCUMENT, QUERY, find_routes
 from diffcse_jax.models.text_settings import TEXT_SETTINGS, text_settings
 from diffcse_jax.models.tokenizer import cutting_tokenizer, tokenise
 from diffcse_jax.models.unread import Reader, report_unread
@@ -72,7 +73,12 @@ class TorchEncoder:
         self.pooler, self.truncate_dim, self.prompts = ours.pooler, ours.truncate_dim, ours.prompts
         self._tokenizer, self._max_length = ours.tokenizer, ours.max_length
         self._name = ours.name
-        source = files.transformer_folder(files.find_folder(path_or_id))
+        source = files.find_folder(path_or_id)
+        self.queries: TorchEncoder | None = None
+        if folders := find_routes(source):
+            self.queries = TorchEncoder(str(folders[QUERY]), pooler, truncate_dim)
+            source = folders[DOCUMENT]
+        source = files.transformer_folder(source)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for file in source.iterdir():
@@ -146,6 +152,8 @@ class PostProcessed:
         self.pooler = encoder.pooler
         self.truncate_dim = encoder.truncate_dim
         self.prompts = encoder.prompts
+        queries = encoder.queries
+        self.queries = None if queries is None else PostProcessed(queries, mean, matrix)
         self._encoder, self._mean, self._matrix = encoder, mean, matrix
 
     def encode(

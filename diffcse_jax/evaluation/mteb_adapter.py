@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.io import expand_path
+from diffcse_jax.models.routes import DOCUMENT, QUERY
 from diffcse_jax.run_folder.finding import find_run
 
 
@@ -43,7 +44,8 @@ class MtebEncoder(AbsEncoder):
         pooler: str | None = None,
     ):
         self.encoder = SentenceEncoder.from_pretrained(model_name, pooler=pooler)
-        fingerprint = self.encoder.fingerprint()
+        encoders = filter(None, (self.encoder, self.encoder.queries))
+        fingerprint = "-".join(each.fingerprint() for each in encoders)
         path = expand_path(model_name).resolve()
         # Exports have the name of their run.
         folder = (find_run(path) or find_run(path.parent) or path).name
@@ -66,9 +68,10 @@ class MtebEncoder(AbsEncoder):
     ) -> Float32[np.ndarray, "sentences dim"]:
         sentences = [sentence for batch in inputs for sentence in batch["text"]]
         prompts = self.encoder.prompts
-        prompt = None
+        prompt = task = None
         if prompt_type is not None:
-            prompt = prompts.query if prompt_type == PromptType.query else prompts.document
+            task = QUERY if prompt_type == PromptType.query else DOCUMENT
+            prompt = prompts.query if task == QUERY else prompts.document
         return self.encoder.encode(
-            sentences, batch_size=options.get("batch_size", 64), prompt=prompt
+            sentences, batch_size=options.get("batch_size", 64), prompt=prompt, task=task
         )

@@ -29,7 +29,7 @@ from diffcse_jax.errors import (
 from diffcse_jax.export.card import model_card, recorded_results
 from diffcse_jax.export.graph import Closeness, convert_graph, own_texts, write_graph
 from diffcse_jax.hosts import quiet_transformers
-from diffcse_jax.models import files, hf, sentence_folder
+from diffcse_jax.models import files, hf, routes, sentence_folder
 from diffcse_jax.models.graph import GRAPH
 from diffcse_jax.models.text_settings import max_length_of, text_settings
 from diffcse_jax.models.tokenizer import load_tokenizer, unlimited_tokenizer
@@ -73,9 +73,19 @@ _PATHS = {"_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map
 class Source(NamedTuple):
     """What is exported."""
 
-    checkpoint: hf.Pretrained
-    encoder: SentenceEncoder  # of the checkpoint, with its pooler and the size of its embeddings
+    checkpoints: hf.Encoders
+    encoder: SentenceEncoder  # of the checkpoints, with its pooler and the size of its embeddings
     saved: SavedEncoder | None = None  # of a run
+
+    def folders(self, root: Path) -> dict[Path, tuple[hf.Pretrained, SentenceEncoder]]:
+        """Return the encoders by their folders: the root, or one for each of two encoders."""
+        documents, queries = self.checkpoints
+        if queries is None or self.encoder.queries is None:
+            return {root: (documents, self.encoder)}
+        return {
+            root / routes.QUERY: (queries, self.encoder.queries),
+            root / routes.DOCUMENT: (documents, self.encoder),
+        }
 
 
 def export(
@@ -133,11 +143,16 @@ def export(
             )
         with io.replace_dir(output) as folder:
             write_folder(source, folder)
-            if onnx:
-                write_graph(folder, source.encoder.truncate_dim)
+            folders = source.folders(folder)
+            for each in folders if onnx else ():
+                write_graph(each, source.encoder.truncate_dim)
             check = check_folder(source.encoder, folder)
             if onnx:
-                check["onnx"] = convert_graph(folder, onnx, source.encoder, texts)._asdict()
+                converted = (
+                    convert_graph(each, onnx, encoder, texts)
+                    for each, (_, encoder) in folders.items()
+                )
+                check["onnx"] = min(converted, key=lambda close: close.cosine)._asdict()
             io.write_sealed(folder / files.EXPORT_CHECK, check, folder.rglob("*"))
             if source.saved:
                 _write_card(
@@ -151,8 +166,9 @@ def export(
     print(f"exported to {printable(str(output))}: {_origin(source)}")
     print(_describe(check))
     # A masked LM has no pooler in transformers.
-    has_pooler = source.checkpoint.pooler or source.checkpoint.mlm_head
-    if hf.FAMILIES[source.checkpoint.config.family].pooler and not has_pooler:
+    documents = source.checkpoints.documents
+    has_pooler = documents.pooler or documents.mlm_head
+    if hf.FAMILIES[documents.config.family].pooler and not has_pooler:
         print(
             "note: transformers warns that pooler.dense is missing. This is expected: the pooler "
             f"{source.encoder.recorded.pooler} does not use it. Do not use `pooler_output`"
@@ -176,17 +192,16 @@ def _read(model: str | Path, pooler: str | None, truncate_dim: int | None) -> So
     """Read the encoder of a run or checkpoint, or any other."""
     path = io.expand_path(model)
     if find_run(path) is None:
-        checkpoint = hf.read(str(model))
-        record = sentence_folder.recorded(checkpoint)
-        encoder = SentenceEncoder.of(
-            checkpoint, record, str(model), pooler=pooler, truncate_dim=truncate_dim
+        checkpoints = hf.read_encoders(str(model))
+        options: dict[str, Any] = {"pooler": pooler, "truncate_dim": truncate_dim}
+        return Source(
+            checkpoints, SentenceEncoder.of_pretrained(checkpoints, str(model), **options)
         )
-        return Source(checkpoint, encoder)
     if pooler:
         raise ConfigError(f"--pooler {pooler}: {path} is of a run, which has its own. Leave it out")
     saved = read_encoder(path)
     encoder = SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim)
-    return Source(saved.checkpoint, encoder, saved)
+    return Source(hf.Encoders(saved.checkpoint), encoder, saved)
 
 
 def _origin(source: Source) -> str:
@@ -196,13 +211,32 @@ def _origin(source: Source) -> str:
     return origin(source.saved.selection.interpolation, source.saved.step)
 
 
-def write_folder(source: Source, folder: Path) -> None:
+def write_folder(source: Source, root: Path) -> None:
     """Write all but ONNX and the card of a run into an existing folder.
 
     This is configuration, weights, tokenizer, modules, how to search and, of a model that is not a
-    run's, its README.md.
+    run's, its README.md. Two encoders have folders inside.
     """
-    checkpoint, encoder = source.checkpoint, source.encoder
+    for folder, (checkpoint, encoder) in source.folders(root).items():
+        folder.mkdir(exist_ok=True)
+        _write_encoder(checkpoint, encoder, folder)
+    if source.checkpoints.queries is not None:
+        routes.write_router(root)
+        settings = sentence_folder.SETTINGS
+        shutil.copyfile(root / routes.DOCUMENT / settings, root / settings)
+    if source.saved is None:
+        of_model = source.checkpoints.documents.root
+        if source.checkpoints.queries is not None:
+            of_model = of_model.parent
+        for name in (SEARCH, CARD):
+            if (of_model / name).is_file():
+                shutil.copyfile(of_model / name, root / name)
+    elif source.saved.selection.search:
+        io.write_json(root / SEARCH, dict(source.saved.selection.search))
+
+
+def _write_encoder(checkpoint: hf.Pretrained, encoder: SentenceEncoder, folder: Path) -> None:
+    """Write configuration, weights, tokenizer and modules of an encoder."""
     sizes = checkpoint.config
     pooler = encoder.recorded.pooler
     write_checkpoint(
@@ -212,12 +246,6 @@ def write_folder(source: Source, folder: Path) -> None:
     sentence_folder.write(folder, record, sizes.num_blocks, sizes.hidden_size)
     length = max_length_of(checkpoint.folder, sizes.max_length)
     text_settings(checkpoint.folder)._replace(max_length=length).write(folder)
-    if source.saved is None:
-        for name in (SEARCH, CARD):
-            if (checkpoint.root / name).is_file():
-                shutil.copyfile(checkpoint.root / name, folder / name)
-    elif source.saved.selection.search:
-        io.write_json(folder / SEARCH, dict(source.saved.selection.search))
 
 
 def _write_card(
@@ -297,9 +325,14 @@ def check_folder(encoder: SentenceEncoder, folder: Path) -> dict[str, Any]:
     too_long = " ".join(itertools.islice(words, 2 * encoder.max_length))
     texts = [*SAMPLES, too_long, ""]
 
+    tasks: list[dict[str, str]] = [{}]
+    if encoder.queries is not None:
+        tasks = [{"task": task} for task in routes.ROUTES]
+
     def embeddings(encode: Callable[..., np.ndarray]) -> np.ndarray:
         with unreported():
-            return np.concatenate([encode(texts, prompt=prompt) for prompt in prompts])
+            each = itertools.product(tasks, prompts)
+            return np.concatenate([encode(texts, prompt=prompt, **task) for task, prompt in each])
 
     expected = require_finite(embeddings(encoder.encode))
     differences = {}
@@ -341,7 +374,7 @@ def _readers(folder: Path) -> dict[str, Callable[..., np.ndarray]]:
             readers["sentence_transformers"] = functools.partial(
                 model.encode, show_progress_bar=False
             )
-    if (folder / GRAPH).is_file():
+    if any(folder.rglob(GRAPH)):
         readers[GRAPH] = SentenceEncoder.from_pretrained(folder, backend="onnx").encode
     return readers
 

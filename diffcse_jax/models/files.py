@@ -25,6 +25,7 @@ from diffcse_jax.models.heads import HEAD_SETTINGS
 
 MODEL_CONFIG = "config.json"
 MODULES = "modules.json"
+ROUTER = "router_config.json"  # of two encoders, see `routes`
 ADAPTER = "adapter_config.json"  # in a folder of adapters (PEFT)
 FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 WEIGHTS = "model.safetensors"
@@ -114,6 +115,8 @@ def _download(hub_id: str) -> Path:
     wanted += ["[0-9]*_*/model.safetensors", f"[0-9]*_*/{PICKLED}"]  # of other modules
     try:
         root = Path(fetch(allow_patterns=wanted))
+        if (root / ROUTER).is_file():  # two encoders, in folders of their own
+            return Path(fetch(allow_patterns=[*wanted, "*/model*.safetensors"]))
         inside = transformer_folder(root).relative_to(root).as_posix()
         place = "" if inside == "." else f"{inside}/"
         if place:

@@ -23,7 +23,7 @@ import numpy as np
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.hosts import log_line, quiet_transformers
 from diffcse_jax.io import read_sealed
-from diffcse_jax.models import files, layers
+from diffcse_jax.models import files, layers, routes
 from diffcse_jax.models.families import (
     Family,
     Modules,
@@ -140,22 +140,51 @@ class Pretrained:
         return digest.hexdigest()
 
 
+class Encoders(NamedTuple):
+    """The encoder of a model, or its two encoders."""
+
+    documents: Pretrained
+    queries: Pretrained | None = None  # None: the same
+
+
 def read(name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
     """Read a checkpoint from a local folder or the hub, as `files.find_folder` finds it.
 
     A note names the heads of other tasks that the checkpoint has and that nothing reads.
 
     Raises:
-        CheckpointError: The checkpoint is missing, damaged or not supported, or its tensors do not
-            fit.
+        CheckpointError: The checkpoint is missing, damaged or not supported, its tensors do not
+            fit, or it has two encoders.
     """
     root = files.find_folder(name_or_path)
+    routes.require_single(root)
+    return _read(root, name_or_path, needs_mlm_head=needs_mlm_head)
+
+
+def read_encoders(name_or_path: str) -> Encoders:
+    """Read a checkpoint that may have two encoders. All else is as in `read`."""
+    root = files.find_folder(name_or_path)
+    folders = routes.find_routes(root)
+    if folders is None:
+        return Encoders(_read(root, name_or_path))
+    _check_export(root)
+    by_task = {task: _read(folder, str(folder)) for task, folder in folders.items()}
+    return Encoders(by_task[routes.DOCUMENT], by_task[routes.QUERY])
+
+
+def _check_export(root: Path) -> None:
+    """Compare the files of an exported folder with their checksums."""
     if (check := root / files.EXPORT_CHECK).is_file():
         read_sealed(
             check,
             "Export the folder again. If you changed the file on purpose, remove "
             f"{files.EXPORT_CHECK}",
         )
+
+
+def _read(root: Path, name_or_path: str, *, needs_mlm_head: bool = False) -> Pretrained:
+    """Read the checkpoint of a folder, which messages call by its name."""
+    _check_export(root)
     folder = files.transformer_folder(root)
     hf_config = read_hf_config(folder)
     config = transformer_config(hf_config, source=str(folder))

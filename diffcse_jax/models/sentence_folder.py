@@ -40,6 +40,7 @@ from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params, prefixed, shapes, subset
 from diffcse_jax.models.poolers import AVERAGED_LAYERS, POOLERS, check_pooler
 from diffcse_jax.models.pooling import SIMILARITIES
+from diffcse_jax.models.routes import DOCUMENT, QUERY
 
 SETTINGS = "config_sentence_transformers.json"
 _MODEL_TYPE = "SentenceTransformer"
@@ -65,8 +66,7 @@ _KEYS = {
 }
 _FIRST_MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens")  # of release 2.0
 TWO_LAYER_POOLERS = tuple(pooler for pooler in AVERAGED_LAYERS if pooler != "avg")
-QUERY = "query"
-DOCUMENT_NAMES = ("document", "passage", "corpus")  # the first with a recorded text is used
+DOCUMENT_NAMES = (DOCUMENT, "passage", "corpus")  # the first with a recorded text is used
 # How model cards write the prompts of the families of e5, nomic, and bge, arctic and mxbai.
 _IN_README = re.compile(
     r"[\"'`]((?:query|passage|search_query|search_document): "

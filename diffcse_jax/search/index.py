@@ -67,7 +67,10 @@ class Encoder(Protocol):
     languages: tuple[str, ...]  # that its card states
 
     @property
-    def encode(self) -> Callable[..., Any]: ...
+    def encode_document(self) -> Callable[..., Any]: ...
+
+    @property
+    def encode_query(self) -> Callable[..., Any]: ...
 
     def split(self, passages: Sequence[Passage], prompt: str = "") -> list[Passage]: ...
 
@@ -332,7 +335,7 @@ class Index:
         with added_up(), progress:
             for start in range(0, len(texts), ENCODED_AT_ONCE):
                 some = texts[start : start + ENCODED_AT_ONCE]
-                vectors[start : start + len(some)] = encoder.encode(
+                vectors[start : start + len(some)] = encoder.encode_document(
                     some, batch_size=batch_size, normalize=True, prompt=prompt
                 )
                 progress.update(len(some))
@@ -399,7 +402,7 @@ class Index:
         if self.checked_mode(mode) != "lexical":
             encoder = self._require_encoder()
             prompt = self.query_prompt(encoder.prompts, prompt_name)
-            vectors = encoder.encode(
+            vectors = encoder.encode_query(
                 texts, normalize=True, prompt=encoder.prompts.or_warned(prompt)
             )
         return self.rank(texts, vectors, top_k, threshold, mode=mode)

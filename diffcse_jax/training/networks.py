@@ -354,6 +354,11 @@ def load_teachers(
                 encoder = SentenceEncoder.from_pretrained(name, pooler=explicit or None)
             except CheckpointError as error:
                 raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
+            if encoder.queries is not None:
+                raise CheckpointError(
+                    f"{key}: {name!r} has an encoder of queries and another one of documents. Name "
+                    "a model with one encoder"
+                )
             sizes = encoder.config
             source = f"{key}: {name!r}"
             _check_fits(config, source, sizes, encoder.tokenizer, tokenizer)

@@ -1,0 +1,133 @@
+"""Models with an encoder of queries and another one of documents."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from tiny_model import random_params, write_smallest_model
+
+from diffcse_jax import SentenceEncoder, export
+from diffcse_jax.errors import CheckpointError, ConfigError
+from diffcse_jax.evaluation import CachedEncoder, encode_pairs
+from diffcse_jax.evaluation.backends import TorchEncoder
+from diffcse_jax.io import write_tensors
+from diffcse_jax.models import hf
+from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.search.index import Index
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+WORDS = ["how", "do", "i", "delete", "the", "account", "page", "of", "an", "old", "user"]
+TEXTS = ["how do i delete the account", "page of an old user"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The starting checkpoint, and an export whose queries have other weights."""
+    root = tmp_path_factory.mktemp("two")
+    start = write_smallest_model(root / "start", WORDS)
+    (root / "trained").mkdir()
+    shutil.copytree(start, root / "trained", dirs_exist_ok=True)
+    config = hf.read(str(start)).config
+    tensors = hf.to_hf(random_params(Transformer, config, seed=1), "transformer", config)
+    write_tensors(root / "trained/model.safetensors", tensors)
+    checkpoints = hf.Encoders(hf.read(str(start)), hf.read(str(root / "trained")))
+    encoder = SentenceEncoder.of(
+        checkpoints.documents,
+        export.sentence_folder.recorded(checkpoints.documents),
+        "two",
+        pooler="avg",
+        queries=SentenceEncoder.from_pretrained(root / "trained", pooler="avg"),
+    )
+    (root / "both").mkdir()
+    export.write_folder(export.Source(checkpoints, encoder), root / "both")
+    return root
+
+
+@pytest.fixture(scope="module")
+def both(folders):
+    return SentenceEncoder.from_pretrained(folders / "both")
+
+
+def test_queries_and_documents_have_their_own_weights(folders, both):
+    start, trained = (
+        SentenceEncoder.from_pretrained(folders / name, pooler="avg")
+        for name in ("start", "trained")
+    )
+    copies = both, pickle.loads(pickle.dumps(both))
+    for encoder in copies:
+        np.testing.assert_array_equal(encoder.encode_document(TEXTS), start.encode(TEXTS))
+        np.testing.assert_array_equal(encoder.encode_query(TEXTS), trained.encode(TEXTS))
+    assert both.fingerprint() == start.fingerprint() != trained.fingerprint()
+    pair = encode_pairs(CachedEncoder(both), TEXTS[:1], TEXTS[1:])
+    np.testing.assert_array_equal(pair[0], trained.encode(TEXTS[:1]))
+    np.testing.assert_array_equal(pair[1], start.encode(TEXTS[1:]))
+
+
+def test_sentence_transformers_reads_both_encoders(folders, both):
+    from sentence_transformers import SentenceTransformer
+
+    theirs = SentenceTransformer(str(folders / "both"), device="cpu")
+    ours = TorchEncoder(str(folders / "both"))
+    for task in ("query", "document"):
+        expected = both.encode(TEXTS, task=task)
+        np.testing.assert_allclose(theirs.encode(TEXTS, task=task), expected, atol=1e-5)
+    np.testing.assert_allclose(theirs.encode(TEXTS), both.encode_document(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(ours.encode(TEXTS), both.encode_document(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(ours.queries.encode(TEXTS), both.encode_query(TEXTS), atol=1e-5)
+
+
+def test_encode_says_once_which_encoder_it_takes(folders):
+    encoder = SentenceEncoder.from_pretrained(folders / "both")
+    with pytest.warns(UserWarning, match="`encode` takes the one of documents") as warnings:
+        first = encoder.encode(TEXTS)
+    np.testing.assert_array_equal(
+        first, encoder.encode(TEXTS)
+    )  # a second warning would be an error
+    assert len(warnings) == 1
+    np.testing.assert_array_equal(first, encoder.encode(TEXTS, task="document"))
+    with pytest.raises(ConfigError, match="task='doc': use 'query', 'document' or None"):
+        encoder.encode(TEXTS, task="doc")
+
+
+def test_an_index_of_the_start_stays_valid(folders, both, tmp_path):
+    start = SentenceEncoder.from_pretrained(folders / "start", pooler="avg")
+    index = Index(start, TEXTS)
+    index.save(tmp_path / "index")
+    found = Index.load(tmp_path / "index", both)
+    assert found.record.weights == both.record().weights
+    expected = (
+        both.encode_query(TEXTS, normalize=True) @ both.encode_document(TEXTS, normalize=True).T
+    )
+    scores = [{hit.text: hit.score for hit in hits} for hits in found.search(TEXTS)]
+    for row, by_text in zip(expected, scores, strict=True):
+        np.testing.assert_allclose([by_text[text] for text in TEXTS], row, atol=1e-6)
+    found.add(["an old page"])
+    np.testing.assert_allclose(
+        found.embeddings.rows(np.array([2]))[0],
+        start.encode("an old page", normalize=True),
+        atol=1e-6,
+    )
+    with pytest.raises(ConfigError, match="Use the encoder of the folder"):
+        Index.load(tmp_path / "index", SentenceEncoder.from_pretrained(folders / "both/query"))
+
+
+def test_folders_that_are_not_two_whole_models_are_refused(folders, tmp_path):
+    shutil.copytree(folders / "both", tmp_path / "both")
+    with pytest.raises(CheckpointError, match=r"Name one of them: .*query or .*document$"):
+        hf.read(str(tmp_path / "both"))
+    router = tmp_path / "both/router_config.json"
+    content = json.loads(router.read_text())
+    content["structure"]["query"] = content["structure"]["document"]
+    router.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"this Router is not supported\. Supported are two"):
+        SentenceEncoder.from_pretrained(tmp_path / "both")
+
+
+def test_a_model_with_two_encoders_is_exported_again(folders, tmp_path):
+    check = export.export(folders / "both", tmp_path / "again", truncate_dim=8)
+    assert max(check["maximal_absolute_difference"].values()) < 1e-5
+    again = SentenceEncoder.from_pretrained(tmp_path / "again")
+    assert again.dimension == again.queries.dimension == 8
