@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -12,7 +13,7 @@ import scipy.stats
 from jaxtyping import Bool, Float, Int
 
 from diffcse_jax.documents.document import digest
-from diffcse_jax.documents.sentences import canonical
+from diffcse_jax.documents.sentences import canonical, words
 from diffcse_jax.errors import counted
 from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval, search_collections
 from diffcse_jax.evaluation.answers import Answers, answers_of, first_rows, groups_of
@@ -141,8 +142,22 @@ class RetrievalMetric(QueryMetric):
 
     @property
     def is_made(self) -> bool:
-        """Whether the queries were made of documents, and so repeat words of their targets."""
+        """Whether the queries were made of documents."""
         return self.document_of is not None
+
+    def without_repetitions(self) -> "RetrievalMetric":
+        """Return the metric without queries all of whose words stand in their targets.
+
+        Search by words finds nearly all of these, such as the keywords of a passage.
+        """
+        pairs = zip(self.queries, self.targets, strict=True)
+        rows = [row for row, (query, target) in enumerate(pairs) if not _repeats(query, target)]
+
+        def kept(values: Sequence[Any] | None) -> Any:
+            return None if values is None else [values[row] for row in rows]
+
+        columns = ("queries", "targets", "passages", "document_of", "judges")
+        return dataclasses.replace(self, **{name: kept(getattr(self, name)) for name in columns})
 
     @functools.cached_property
     def answers(self) -> Answers:
@@ -269,6 +284,15 @@ class AgreementMetric(Metric[Encoder]):
     def measure(self, model: Encoder) -> Measured:
         agreement = correlations(self.others, general_cosines(model, self.batch_size))
         return Measured({self.name: agreement["spearman"]}, [])
+
+
+def _repeats(query: str, target: str) -> bool:
+    """Return whether all words of a query stand in its target, whatever their punctuation."""
+    of_query, of_target = (
+        {word.strip(string.punctuation) for word in words(canonical(text))}
+        for text in (query, target)
+    )
+    return of_query <= of_target | {""}
 
 
 def division(metric: QueryMetric) -> list[bool] | None:

@@ -3,9 +3,8 @@
 BM25, and an encoder with BM25, need no training. A gain by training says little if one of these is
 better.
 
-Queries that are made of documents repeat words of their texts, so they favour BM25 more than
-people's questions do (docs/records/search.md). They neither choose its weight nor recommend it
-alone.
+Queries that are made of documents favour BM25 more than people's questions do, and would choose a
+weight that is too high for these (docs/records/search.md).
 """
 
 import dataclasses
@@ -80,13 +79,6 @@ class System:
     # chosen the weight, unless it is the default.
     reciprocal_ranks: Float[np.ndarray, " queries"]
     groups: Int[np.ndarray, " queries"] | None = None  # for intervals; see `paired_interval`
-    is_favoured: bool = False  # by queries that repeat words of their texts
-
-    @property
-    def may_be_recommended(self) -> bool:
-        """Whether its score says how well people find texts, and no other system does the same."""
-        leaves_bm25_out = self.mode == "hybrid" and not self.weight
-        return not (self.is_favoured or leaves_bm25_out)
 
     @property
     def score(self) -> float:
@@ -123,8 +115,7 @@ def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) ->
 
     words = answers.scores(_word_scores(metric))
     ranks = retrieval.ranks_among(words, answers.target, ignored)[metric.judging]
-    bm25 = system(BM25, "lexical", "", 1.0, ranks)
-    systems = [dataclasses.replace(bm25, is_favoured=metric.is_made)]
+    systems = [system(BM25, "lexical", "", 1.0, ranks)]
     for name, encoder in encoders.items():
         embeddings = encode_pairs(encoder, metric.queries, metric.targets, metric.batch_size)
         queries, targets = map(normalize, embeddings)
@@ -177,7 +168,7 @@ def recommend(systems: Sequence[System], preferred: str = "") -> System:
         preferred: The name of the encoder that comes first among the systems of a mode. Without
             one, the simplest comes first.
     """
-    candidates = [system for system in systems if system.may_be_recommended]
+    candidates = [system for system in systems if system.mode != "hybrid" or system.weight]
     best = max(candidates, key=lambda system: system.score)
     in_order = sorted(
         candidates, key=lambda each: (PREFERRED_MODES.index(each.mode), each.encoder != preferred)
@@ -210,6 +201,4 @@ def describe_difference(higher: System, lower: System) -> str:
     gain = f"{higher.score - lower.score:.2f} higher than that of {lower.name}"
     doubt = "" if low > 0 else ", but this may be chance"
     interval = f"95% interval {low:+.2f} to {high:+.2f}"
-    reason = " These queries repeat words of their texts, so they favour BM25."
-    remark = reason if higher.is_favoured else ""
-    return f"The score of {higher.name} is {gain}{doubt} ({interval}).{remark}"
+    return f"The score of {higher.name} is {gain}{doubt} ({interval})."

@@ -541,7 +541,9 @@ def _compare_systems(run: Run, mixtures: Mixtures, weight: float) -> list[System
     metric = run.evaluation.chosen
     if not isinstance(metric, RetrievalMetric) or metric.name in SYMMETRIC_METRICS:
         return []
-    if len(metric.queries) < FEWEST:
+    if metric.is_made:
+        metric = metric.without_repetitions()
+    if metric.judging.sum() < FEWEST:
         return []
     encoders = {run.base.name: run.base.encoder(run.config), THIS_MODEL: mixtures.encoder(weight)}
     try:
@@ -549,7 +551,8 @@ def _compare_systems(run: Run, mixtures: Mixtures, weight: float) -> list[System
     except UserError as error:
         log_line(f"notice: BM25 was not compared: {error}")
         return []
-    log_line(f"{metric.units}, mean reciprocal rank x 100 (95% interval):")
+    without = ", without those whose words all stand in their text" if metric.is_made else ""
+    log_line(f"{metric.units}{without}, mean reciprocal rank x 100 (95% interval):")
     for line in systems.describe(compared):
         log_line(line)
     return compared
