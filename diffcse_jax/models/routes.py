@@ -9,7 +9,7 @@ from pathlib import Path
 
 from diffcse_jax.errors import CheckpointError
 from diffcse_jax.io import read_json, read_json_object, write_json
-from diffcse_jax.models.files import MODULES, ROUTER
+from diffcse_jax.models.files import MODULES, ROUTER, read_modules
 
 QUERY, DOCUMENT = "query", "document"
 ROUTES = (QUERY, DOCUMENT)
@@ -36,11 +36,11 @@ def find_routes(root: Path) -> dict[str, Path] | None:
     folders = {task: root / task for task in ROUTES}
     is_ours = len(types) == 1 and all(os.path.isfile(each / MODULES) for each in folders.values())
     config = read_json_object(root / ROUTER) if os.path.isfile(root / ROUTER) else {}
-    if not is_ours or config.get("structure") != _router(root)["structure"]:
+    if not is_ours or config.get("structure") != _structure(root):
         raise CheckpointError(
-            f"{root / MODULES}: this Router is not supported. Supported are two whole models, in the folders "
-            f"{' and '.join(ROUTES)}, as `diffcse export` writes them. Use sentence-transformers "
-            "for this model"
+            f"{root / MODULES}: this Router is not supported. Supported are two whole models, in "
+            f"the folders {' and '.join(ROUTES)}, as `diffcse export` writes them. Use "
+            "sentence-transformers for this model"
         )
     return folders
 
@@ -56,21 +56,21 @@ def require_single(root: Path) -> None:
 
 def write_router(root: Path) -> None:
     """Write the files that combine both folders into one model."""
-    write_json(root / ROUTER, _router(root))
+    types = {
+        f"{task}/{module['path']}".rstrip("/"): module["type"]
+        for task in ROUTES
+        for module in read_json(root / task / MODULES)
+    }
+    # sentence-transformers takes the default for texts whose task is not named.
+    parameters = {"default_route": DOCUMENT, "allow_empty_key": True}
+    config = {"types": types, "structure": _structure(root), "parameters": parameters}
+    write_json(root / ROUTER, config)
     write_json(root / MODULES, [{"idx": 0, "name": "0", "path": "", "type": _TYPE}])
 
 
-def _router(root: Path) -> dict[str, dict]:
-    """Return the content of `router_config.json`, given the folders of both encoders."""
-    types: dict[str, str] = {}
-    structure: dict[str, list[str]] = {}
-    for task in ROUTES:
-        by_path = {
-            f"{task}/{module['path']}".rstrip("/"): module["type"]
-            for module in read_json(root / task / MODULES)
-        }
-        types |= by_path
-        structure[task] = [*by_path]
-    # sentence-transformers takes the default for texts whose task is not named.
-    parameters = {"default_route": DOCUMENT, "allow_empty_key": True}
-    return {"types": types, "structure": structure, "parameters": parameters}
+def _structure(root: Path) -> dict[str, list[str]]:
+    """Return the folders of the modules of each task, as the Router lists them."""
+    return {
+        task: [path.relative_to(root).as_posix() for _, path in read_modules(root / task)]
+        for task in ROUTES
+    }
