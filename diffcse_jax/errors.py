@@ -81,6 +81,14 @@ def printable(text: str) -> str:
     return _NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def shown(value: object) -> str:
+    """Return the start of a value as Python writes it, or its type if Python cannot write it."""
+    try:
+        return f"{value!r:.60}"
+    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
+        return f"too large to show (type {type(value).__name__})"
+
+
 def printable_message(message: object) -> str:
     """Return a message as a terminal can show it.
 

@@ -514,6 +514,16 @@ def test_office_documents_and_notebooks():
     assert read(rtf, ".rtf") == [("", ["A caf\xe9.", "Another."])]
 
 
+def test_cells_that_are_repeated_too_often_are_refused():
+    pytest.importorskip("kreuzberg")
+    content = f"""<w:document xmlns:w="{WORD}"><w:body><w:tbl><w:tr><w:tc>
+    <w:tcPr><w:gridSpan w:val="300"/></w:tcPr><w:p><w:r><w:t>{"word " * 1000}</w:t></w:r></w:p>
+    </w:tc></w:tr></w:tbl></w:body></w:document>"""
+    repeated = zipped({"word/document.xml": content})
+    found = parse(repeated, ".docx", with_code=True)
+    assert found == Unreadable("with cells that are repeated too often")
+
+
 def test_notebooks():
     found = parsed(NOTEBOOK, ".ipynb")
     assert found.sections[0][0] == "The plan"

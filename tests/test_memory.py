@@ -21,6 +21,8 @@ from diffcse_jax.documents.memory import as_texts, documents_in_memory
 from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.retrieval import read_retrieval_pairs
+from diffcse_jax.search.index import Index
+from diffcse_jax.search.texts import checked_sentences
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +143,30 @@ def nested(depth):
 def test_a_column_that_json_cannot_hold_is_named_with_its_row(value, why):
     with pytest.raises(DataError, match=rf"^line 2: one of the columns at, odd {why}"):
         documents_of([{"text": "One."}, {"text": "Two.", "at": 3, "odd": value}])
+
+
+@pytest.mark.parametrize("value", [nested(100_000), 10**5000], ids=["deep", "digits"])
+def test_a_value_that_python_cannot_write_is_refused_or_left_out(value):
+    index = Index(None, ["One."], mode="lexical")
+    row = {"text": "Two.", "odd": value}
+    kind = type(value).__name__
+    for call, message in (
+        (lambda: index.add([row]), "line 2: one of the columns odd "),
+        (lambda: index.add([[value]]), "text 1 is too large to show (type list)"),
+        (lambda: checked_sentences([value]), f"sentence 0 is too large to show (type {kind})"),
+        (lambda: index.remove([[value]]), "the index has no document with the id too large"),
+        (lambda: write_sentences([row, row]), "text 1: a value cannot be written as JSON"),
+        (lambda: documents_in_memory([row]).fingerprint(), "the given texts: a value cannot"),
+    ):
+        with pytest.raises(DataError, match=f"^{re.escape(message)}"):
+            call()
+    ledger = Ledger("given")
+    assert not [*documents_in_memory([{"text": value}, row | {"odd": 1}]).read(ledger)][1:]
+    assert ledger.left_out["with a value that is not text"].count == 1
+    with pytest.raises(
+        DataError, match=r"^line 1: an id has thousands of digits|^line 1: one of the columns id"
+    ):
+        documents_of([{"id": value, "text": "One."}])
 
 
 def test_columns_are_text_and_long_ones_are_left_out(tmp_path):

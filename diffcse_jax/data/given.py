@@ -13,7 +13,7 @@ from diffcse_jax.documents.document import digest
 from diffcse_jax.documents.ledger import Ledger, Place, usable
 from diffcse_jax.documents.memory import EXPECTED, Text, as_json, values_of
 from diffcse_jax.documents.tables.values import text_of
-from diffcse_jax.errors import DataError, counted
+from diffcse_jax.errors import DataError, counted, shown
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import cache_folder, disk_errors, write_text
 
@@ -23,7 +23,8 @@ def write_sentences(texts: Iterable[Text]) -> Path:
 
     The name of the file is a hash of the texts.
     """
-    return _write(map(as_json, _columns(texts)), ".jsonl")
+    rows = enumerate(_columns(texts), 1)
+    return _write((as_json(row, f"text {number}") for number, row in rows), ".jsonl")
 
 
 def shown_name(train_file: str) -> str:
@@ -95,7 +96,7 @@ def _columns(texts: Iterable[Text]) -> Iterator[dict[str, object]]:
         ):
             row = dict(zip(column_names(len(text)), text, strict=True))
         else:
-            raise DataError(f"text {number} is {text!r:.60}. {EXPECTED}")
+            raise DataError(f"text {number} is {shown(text)}. {EXPECTED}")
         width = width or len(row)
         if len(row) != width and not isinstance(text, Mapping):
             columns = f"{counted(len(row), 'column{s}')} ({', '.join(row)})"

@@ -51,6 +51,9 @@ def as_id(value: Any, place: Place = NOWHERE) -> str:
         _require_all_digits(value, value, place)
         return str(int(value)) if value.is_integer() else str(value)
     text = (value if isinstance(value, str) else text_of(value) or "").strip()
+    if not text and isinstance(value, int):
+        at = f"{place}: " if str(place) else ""
+        raise DataError(f"{at}an id has thousands of digits. Give it as text")
     if INEXACT_TEXT.fullmatch(text):
         _require_all_digits(text, float(text), place)
     return text

@@ -26,7 +26,7 @@ from diffcse_jax.documents.tables.values import (
     text_columns,
     without_missing,
 )
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, shown
 
 EXPECTED = (
     "Give a list of strings; of tuples of strings (sentence, positive, hard negatives); or of "
@@ -110,7 +110,7 @@ def documents_in_memory(
                 ledger.emptied.add(key)
 
     def fingerprint() -> str:
-        return hashlib.sha256(as_json(texts).encode()).hexdigest()
+        return hashlib.sha256(as_json(texts, "the given texts").encode()).hexdigest()
 
     return Documents("the given texts", read, fingerprint)
 
@@ -162,7 +162,7 @@ def _document(text: Any, number: int, layout: Layout, ledger: Ledger) -> Documen
         return document_of(values_of(text), layout, place, ledger)
     if not isinstance(text, str):
         raise DataError(
-            f"text {place.row} is {text!r:.60}. Give a list of strings, or of dicts, whose keys "
+            f"text {place.row} is {shown(text)}. Give a list of strings, or of dicts, whose keys "
             "are columns"
         )
     stripped = usable((text,), place, ledger)
@@ -172,8 +172,16 @@ def _document(text: Any, number: int, layout: Layout, ledger: Ledger) -> Documen
     return Document("", (Section("", stripped),), place, whole=True)
 
 
-def as_json(value: Any) -> str:
-    """Return JSON. What it has no form for is text as Python writes it, but arrays are lists."""
-    return json.dumps(
-        value, default=lambda each: each.tolist() if isinstance(each, np.ndarray) else str(each)
-    )
+def as_json(value: Any, name: str) -> str:
+    """Return JSON. What it has no form for is text as Python writes it, but arrays are lists.
+
+    Raises `DataError`, which calls the value `name`, if it cannot be written.
+    """
+    try:
+        return json.dumps(
+            value, default=lambda each: each.tolist() if isinstance(each, np.ndarray) else str(each)
+        )
+    except (RecursionError, ValueError) as error:
+        raise DataError(
+            f"{name}: a value cannot be written as JSON ({error}). Leave it out, or give it as text"
+        ) from error

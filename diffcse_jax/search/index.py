@@ -20,7 +20,7 @@ from diffcse_jax.documents.ids import as_id
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.memory import documents_in_memory
 from diffcse_jax.documents.open import open_documents_to_search
-from diffcse_jax.errors import ConfigError, DataError, counted, warn_user
+from diffcse_jax.errors import ConfigError, DataError, counted, shown, warn_user
 from diffcse_jax.hosts import Progress, log_line, report
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.foreign_text import foreign_texts
@@ -245,7 +245,7 @@ class Index:
         Ids become text as in `add` and `update`, so that 7 is the document of `{"id": 7}`.
         """
         is_one = isinstance(ids, str | bytes) or not isinstance(ids, Iterable)
-        keys = [as_id(each) or str(each) for each in ([ids] if is_one else ids)]
+        keys = [as_id(each) or shown(each) for each in ([ids] if is_one else ids)]
         with self._changing:
             documents = self._contents.documents
             gone = without(documents, keys)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from diffcse_jax.errors import DataError
+from diffcse_jax.errors import DataError, shown
 
 Sentences = str | Iterable[str]
 
@@ -22,7 +22,7 @@ def checked_sentences(sentences: Any) -> list[str]:
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
             raise DataError(
-                f"sentence {number} is {text!r:.60} ({type(text).__name__}), not a string. Each "
+                f"sentence {number} is {shown(text)} ({type(text).__name__}), not a string. Each "
                 "text gets an embedding of its own: give one flat list of strings"
             )
         if text.encode(errors="ignore").decode() != text:

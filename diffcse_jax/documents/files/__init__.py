@@ -10,3 +10,7 @@ class EncryptedError(Exception):
 
 class TooLargeError(Exception):
     """A document that unpacks to more than `MOST_BYTES`."""
+
+
+class TooRepetitiveError(Exception):
+    """A document with cells that stand for far more text than its file has."""

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from diffcse_jax.documents.files import EXTRA, EncryptedError, TooLargeError
+from diffcse_jax.documents.files import EXTRA, EncryptedError, TooLargeError, TooRepetitiveError
 from diffcse_jax.documents.files.html import Sections, html_of_xhtml, html_sections
 from diffcse_jax.documents.files.office import OFFICE, OFFICE_EXTRA, PARTS, SHEETS, office_markdown
 from diffcse_jax.documents.files.pdf import pdf_paragraphs
@@ -29,6 +29,7 @@ ENCRYPTED = "encrypted"
 TOO_LARGE = "larger than 256 MB"
 OUT_OF_MEMORY = "needs too much memory"
 TOO_DEEP = "nested too deeply"
+REPETITIVE = "with cells that are repeated too often"
 ENDLESS = "with names that stand for too much text"
 MOST_MEMORY = 256 << 20  # bytes of memory that the titles and lines of a document may take
 
@@ -90,6 +91,7 @@ _REASONS: dict[type[BaseException], str] = {
     EncryptedError: ENCRYPTED,
     TooLargeError: TOO_LARGE,
     TooManySubstitutionsError: ENDLESS,
+    TooRepetitiveError: REPETITIVE,
     MemoryError: OUT_OF_MEMORY,
     RecursionError: TOO_DEEP,
 }

@@ -7,7 +7,12 @@ import re
 import zipfile
 from collections.abc import Mapping
 
-from diffcse_jax.documents.files import MOST_BYTES, EncryptedError, TooLargeError
+from diffcse_jax.documents.files import (
+    MOST_BYTES,
+    EncryptedError,
+    TooLargeError,
+    TooRepetitiveError,
+)
 from diffcse_jax.errors import require_extra
 
 OFFICE_EXTRA = "office"
@@ -45,6 +50,10 @@ UNREAD_PARTS = {  # by the start of a name
     "word/header": "page header{s}",
     "word/footer": "page footer{s}",
 }
+# Cells that span columns are repeated, and sheets store a repeated text once: by so many characters
+# for each byte of the unpacked file, and these.
+MOST_REPEATED = 30
+MOST_OF_SMALL = 1 << 20
 STAND_INS = {"&": "\ue0a6", "<": "\ue0a7", ">": "\ue0a8"}  # private use
 
 
@@ -59,6 +68,8 @@ def office_markdown(content: bytes, kind: str) -> tuple[str, Mapping[str, int]]:
         unread = _unread_parts(content)
         content = _with_stand_ins(content)
     text = kreuzberg.extract_bytes_sync(content, OFFICE[kind], config).content
+    if len(text) > MOST_OF_SMALL + MOST_REPEATED * len(content):
+        raise TooRepetitiveError
     text = FOOTNOTE_NUMBER.sub("", text)
     for character, stand_in in STAND_INS.items():
         text = text.replace(stand_in, html.escape(character))

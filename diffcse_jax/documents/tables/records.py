@@ -235,7 +235,12 @@ def _share_of_rows(taken: list[Line], dialect: Dialect) -> float:
     if not dialect.width:
         return 1
     free = dialect._replace(width=0)
-    return statistics.fmean(len(_alone(line, free).fields) == dialect.width for line in taken)
+    return statistics.fmean(
+        # A line with fewer separators is no row: this is known in a tenth of the time.
+        line[1].count(dialect.separator) >= dialect.width - 1
+        and len(_alone(line, free).fields) == dialect.width
+        for line in taken
+    )
 
 
 def _alone(line: Line, dialect: Dialect) -> ParsedRow:

@@ -153,8 +153,8 @@ def as_stored(value: Any, kind: str) -> Any:
 def text_of(value: Any) -> str | None:
     """Return a value as text, or None if it is missing or is not text.
 
-    Numbers, dates and truth values are text as Python writes them. The strings of a list are
-    paragraphs. Other lists and objects are not text.
+    Numbers, dates and truth values are text as Python writes them, unless it refuses a number of
+    thousands of digits. The strings of a list are paragraphs. Other lists and objects are not text.
     """
     if value is None or isinstance(value, str):
         return value
@@ -164,7 +164,12 @@ def text_of(value: Any) -> str | None:
         parts = [each for each in value if each is not None]
         is_text = all(isinstance(each, str) for each in parts)
         return "\n".join(parts) if is_text else None
-    return None if isinstance(value, dict | set) else str(value)
+    if isinstance(value, dict | set):
+        return None
+    try:
+        return str(value)
+    except (RecursionError, ValueError):
+        return None
 
 
 # Scales
