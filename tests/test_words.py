@@ -97,8 +97,17 @@ def test_letters_digits_and_identifiers_find_their_text(short_words, query):
             ["arabic", "persian", "none", ""],
         ),
         (
-            ["the café is open", "Łódź", "smørrebrød", "ёлка", "1,000 men", "1\u202f500", "2'000"],
-            ["cafe", "lodz", "Smorrebrod", "елка", "1000", "1500", "2000"],
+            [
+                "the café is open",
+                "Łódź",
+                "smørrebrød",
+                "ёлка",
+                "1,000 men",
+                "1\u202f500",
+                "2'000",
+                "x\u0323\u0301ay",
+            ],
+            ["cafe", "lodz", "Smorrebrod", "елка", "1000", "1500", "2000", "x\u0301\u0323ay"],
             ["english", "none", ""],
         ),
         (

@@ -29,13 +29,14 @@ END = regex.compile(
     r"[\p{Pe}\p{Pf}]*\s*"
 )
 _MARK_AFTER_SPACE = regex.compile(r"\s[?!]$")
-_CJK = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}"
+# Without marks that also stand on letters of other scripts, such as the dot below of Vietnamese.
+CJK = r"[[\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}]--[\u0300-\u036f]]"
 _SA = r"\p{Line_Break=SA}"
-_WORD = regex.compile(rf"[{_CJK}]{{1,2}}|{_SA}{{1,4}}|[^\s{_CJK}{_SA}]+")
+_WORD = regex.compile(rf"(?V1){CJK}{{1,2}}|{_SA}{{1,4}}|[^\s{CJK}{_SA}]+")
 # Unicode's Stream-Safe Text Format. Normalisation sorts runs of marks, in quadratic time.
 LONGEST_RUN_OF_MARKS = 30
 _MARKS = regex.compile(rf"(\p{{M}}{{{LONGEST_RUN_OF_MARKS}}})\p{{M}}++")
-_CJK_SPACE = regex.compile(rf"(?<=[{_CJK}])\s+(?=[{_CJK}])")
+_CJK_SPACE = regex.compile(rf"(?V1)(?<={CJK})\s+(?={CJK})")
 
 
 def sentences_of(text: Sequence[str]) -> list[str]:

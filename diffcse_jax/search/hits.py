@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 
 import regex
 
+from diffcse_jax.documents.sentences import CJK
+
 SNIPPET = 200  # characters, about
 
-_SPACED = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{Line_Break=SA}"
+_SPACED = rf"{CJK}\p{{Line_Break=SA}}"
 # Characters of scripts without spaces stand alone.
-_WORD = regex.compile(rf"[{_SPACED}]|[^\s{_SPACED}]+")
+_WORD = regex.compile(rf"(?V1)[{_SPACED}]|[^\s{_SPACED}]+")
 
 _PLAIN = regex.compile(r"\w{3,}")
 

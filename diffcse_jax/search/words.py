@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 import regex
 
 from diffcse_jax.documents.language import NAMES, NOT_A_LANGUAGE, described, languages_of
-from diffcse_jax.documents.sentences import with_few_marks
+from diffcse_jax.documents.sentences import CJK, with_few_marks
 from diffcse_jax.errors import ConfigError, require_extra
 
 # Change this number when texts become other words. BM25 of older indexes is then counted again.
-WORD_RULES = 3
+WORD_RULES = 4
 NO_LANGUAGE = "none"  # neither stems nor stop words
 MAIN_SHARE = 0.8  # of the letters in one language; with a smaller share, the language is unclear
 
 DOTLESS_I = "\u0131"
 
 _CHARACTER = r"[\p{L}\p{M}\p{N}]"
-_UNSPACED = r"[\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{scx=Hang}\p{Line_Break=SA}]"
+_UNSPACED = rf"[{CJK}\p{{scx=Hang}}\p{{Line_Break=SA}}]"
 _APOSTROPHE = r"['\u2019`]"
 _JOINT = rf"(?:_++|[-\u2010.]|{_APOSTROPHE}|,(?<=\p{{Nd}},)(?=\p{{Nd}}))"
 
