@@ -63,6 +63,19 @@ class TokenRows(NamedTuple):
         return self._replace(layout=None)
 
 
+class Ranked(NamedTuple):
+    """Passages that the queries of a batch are compared with, and what a teacher thinks of them.
+
+    Attributes:
+        passages: Embeddings of length 1 that do not change. Shape (passages, dim), float32.
+        scores: The teacher's scores, and -inf for passages that are left out of a query's ranking.
+            Shape (examples, passages), float32.
+    """
+
+    passages: Any
+    scores: Any
+
+
 class Batch(NamedTuple):
     """A batch of examples. The views of an example are its anchor, positive and hard negatives.
 
@@ -73,6 +86,7 @@ class Batch(NamedTuple):
         anchor_layout: The layout of the anchors alone.
         next: The sentence that follows each example in its document, once per view.
         labels: Labels by the name of their task. Shape (examples,), int32 or float32.
+        ranked: Passages that a teacher ranks for the examples, which are queries.
     """
 
     input_ids: Any
@@ -81,10 +95,11 @@ class Batch(NamedTuple):
     anchor_layout: PackedLayout | None = None
     next: "Batch | None" = None
     labels: Any = None
+    ranked: Ranked | None = None
 
     @property
     def per_example(self) -> int:
-        """The number of views: 2, plus one per column of hard negatives."""
+        """The number of views: 2, plus one per column of hard negatives. Queries have 1."""
         return self.input_ids.shape[1]
 
     @property

@@ -289,12 +289,12 @@ class SentenceEncoder:
 
         Options are those of `from_pretrained`.
         """
-        return cls.of(
-            saved.checkpoint,
-            saved.recorded,
-            name or f"the checkpoint of step {saved.step}",
-            **options,
-        )
+        name = name or f"the checkpoint of step {saved.step}"
+        encoder = cls.of(saved.checkpoint, saved.recorded, name, **options)
+        if saved.documents is None:
+            return encoder
+        record = saved.recorded_of_documents
+        return cls.of(saved.documents, record, name, queries=encoder, **options)
 
     @classmethod
     def of(

@@ -95,6 +95,7 @@ class Config:
     edited_contrast: diffcse_variants.EditedContrast = diffcse_variants.EditedContrast()
     finetune: Finetune = Finetune()
     mlm: masked_lm.AuxiliaryMaskedLM = masked_lm.AuxiliaryMaskedLM()
+    query_distillation: ranking.QueryDistillation = ranking.QueryDistillation()
     reconstruction: masked_lm.Reconstruction = masked_lm.Reconstruction()
     # Losses from elsewhere: of other packages, by the names of their entry points, and those given
     # to `train`. Their keys are next to the other losses' keys.
@@ -252,6 +253,11 @@ class Config:
     def trains_masked_lm(self) -> bool:
         """True if a masked LM is trained and nothing else."""
         return self.keeps_mlm_head and not self.needs("vectors")
+
+    @property
+    def trains_queries(self) -> bool:
+        """True if the encoder of queries is trained, and documents keep their embeddings."""
+        return self.needs("ranked")
 
     @property
     def encoding_pooler(self) -> str:

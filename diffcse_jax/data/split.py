@@ -74,6 +74,15 @@ class Split:
         ledger.include(self.ledger)
         yield from self._kept(self._read.is_training)
 
+    def all(self) -> Iterator[tuple[bool, Document]]:
+        """Yield all documents as they are, and whether each is held out.
+
+        A share must be held out.
+        """
+        everything = np.ones(len(self._read.is_training), bool)
+        for number, document in self._kept(everything):
+            yield not self._read.is_training[number], document
+
     def held_out(self) -> Iterator[Numbered]:
         """Yield the documents that are held out, without boilerplate."""
         if not self.share:

@@ -109,6 +109,8 @@ def build_dev_evaluation(
     start: Callable[[], Encoder] | None = None,
     split: Split | None = None,
     tokens: TrainingTokens | None = None,
+    *,
+    others: Sequence[Metric[Encoder]] = (),
 ) -> EncoderEvaluation:
     """Build the evaluation that `eval` describes, the same on all processes.
 
@@ -123,6 +125,7 @@ def build_dev_evaluation(
             check.
         split: The documents of the text, if they are open already. They are not read again.
         tokens: The tokens of the training text, for `masked_accuracy`.
+        others: Metrics that are only reported, beside those of `eval.beside`.
     """
     options = config.eval
 
@@ -134,7 +137,7 @@ def build_dev_evaluation(
     return EncoderEvaluation(
         chosen=_metric_of(chosen, options.batch_size, tokens),
         text=json_digest(chosen),
-        also=[_metric_of(texts, options.batch_size, tokens) for texts in also],
+        also=[*(_metric_of(texts, options.batch_size, tokens) for texts in also), *others],
         hold=[_metric_of(texts, options.batch_size) for texts in hold],
         drift_check=build_drift_check(options, start)
         if start and (options.guard or options.max_drop)

@@ -201,7 +201,7 @@ def _read(model: str | Path, pooler: str | None, truncate_dim: int | None) -> So
         raise ConfigError(f"--pooler {pooler}: {path} is of a run, which has its own. Leave it out")
     saved = read_encoder(path)
     encoder = SentenceEncoder.from_saved(saved, truncate_dim=truncate_dim)
-    return Source(hf.Encoders(saved.checkpoint), encoder, saved)
+    return Source(saved.checkpoints, encoder, saved)
 
 
 def _origin(source: Source) -> str:

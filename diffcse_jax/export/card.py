@@ -119,6 +119,7 @@ def model_card(
             f"{kind} `{prompt}`" for kind, prompt in saved.prompts.by_name.items() if prompt
         ),
         unknown=baseline.unknown if baseline else 0.0,
+        has_query_encoder=saved.documents is not None,
         has_pooler=bool(hf.FAMILIES[sizes.family].pooler),
         graph=graph,
         command=command_of(config),

@@ -111,7 +111,9 @@ class Loss(abc.ABC):
           masked LM;
         - `next_sentence`: the sentence after each example in its document, `batch.next`;
         - `labels`: the labels of the examples of one task, `batch.labels`, which only `diffcse
-          finetune` provides.
+          finetune` provides;
+        - `ranked`: passages that a teacher ranks, `batch.ranked`. Then the examples are queries
+          made of documents, and only the encoder of queries is trained.
         """
         return frozenset({"vectors"})
 

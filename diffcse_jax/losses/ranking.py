@@ -1,7 +1,7 @@
-"""Losses between lists of similarities: RankCSE's consistency and distillation.
+"""Losses between lists of similarities: RankCSE's two losses, and distillation into queries.
 
-Each sentence ranks the others of the batch by similarity. These losses compare such lists (RankCSE:
-Liu et al. 2023).
+Each sentence ranks the others of the batch by similarity, or a query ranks passages. These losses
+compare such lists (RankCSE: Liu et al. 2023).
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from diffcse_jax.models.forward import (
 )
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.poolers import OTHER_NAMES, POOLERS, is_pooler
-from diffcse_jax.models.pooling import cosine_similarity, similarity_lists
+from diffcse_jax.models.pooling import cosine_similarity, normalize, similarity_lists
 from diffcse_jax.options import option
 
 # Similarities of each sentence to the candidates, or logits.
@@ -163,6 +163,53 @@ class RankingDistillation(Loss):
         if self.form == "listmle":
             return list_mle(scores, inputs).mean(), {}
         return list_net(scores, inputs / self.teacher_temperature).mean(), {}
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryDistillation(Loss):
+    """A query should rank passages as a hybrid search with the starting checkpoint does.
+
+    l_i = KL(softmax_j(t_ij / tau_t) || softmax_j(cos(q_i, p_j) / tau)). The embeddings p_j of
+    passages are those of the starting checkpoint and stay as they are, as in DensePhrases (Lee et
+    al. 2021, query-side fine-tuning). The teacher's scores t_ij are weighted means of z-scores
+    (`search.fusion`). The passage that a query is made of is left out.
+    """
+
+    weight: float = option(
+        0.0,
+        "weight of the passages' ranking by a hybrid search with the starting checkpoint; above 0, "
+        "only the encoder of queries is trained, and documents keep their embeddings",
+        low=0.0,
+    )
+    bm25: float = option(0.2, "weight of BM25 in the ranking to learn from", low=0.0, high=1.0)
+    teacher_temperature: float = option(
+        0.5, "temperature of that ranking's scores, which are z-scores", low=1e-6
+    )
+    temperature: float = option(0.05, "temperature of the query's similarities", low=1e-6)
+    needs = frozenset({"vectors", "ranked"})
+    papers = ("densephrases",)
+
+    def loss(
+        self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Metrics]:
+        passages, teacher = forward.batch.ranked
+        (queries,) = forward.encoded_views
+        scores = jnp.matmul(normalize(queries), passages.T, precision="highest") / self.temperature
+        return kl_divergence(scores, teacher / self.teacher_temperature).mean(), {}
+
+
+def kl_divergence(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:
+    """Compute KL(teacher | scores) in nats. Both are logits.
+
+    Candidates with -inf in the teacher's list are left out of both.
+    """
+    is_ranked = jnp.isfinite(teacher)
+    # A large finite number, because -inf - -inf is NaN.
+    log_p, log_q = (
+        jax.nn.log_softmax(jnp.where(is_ranked, logits, -1e9), axis=1)
+        for logits in (teacher, scores)
+    )
+    return (jnp.exp(log_p) * (log_p - log_q)).sum(axis=1)
 
 
 def list_net(scores: Lists, teacher: Lists) -> Float[Array, " rows"]:

@@ -68,8 +68,8 @@ def total_loss(
             metrics[f"loss_{name}_{size}"] = value_at_size
         metrics[f"loss_{name}"] = value
         total += loss.weight * value
-    # The two texts of a labelled pair are not a positive pair.
-    if forward.embedded and forward.batch.labels is None:
+    # The two texts of a labelled pair are not a positive pair, and a query has one view.
+    if forward.embedded and forward.batch.labels is None and forward.batch.ranked is None:
         z1, z2 = (normalize(z) for z in jax.lax.stop_gradient(forward.projected_views[:2]))
         positive = (z1 * z2).sum(axis=1)
         # The sum of all similarities is a product of two sums. It needs no matrix of similarities.

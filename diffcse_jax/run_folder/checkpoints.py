@@ -31,7 +31,7 @@ from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, json_digest
 from diffcse_jax.models import layers
 from diffcse_jax.models.heads import NO_HEAD, RecordedHead
-from diffcse_jax.models.hf import Pretrained
+from diffcse_jax.models.hf import Encoders, Pretrained
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler
 from diffcse_jax.run_folder.finding import CHECKPOINTS, CONFIG, find_run
@@ -425,6 +425,8 @@ class SavedEncoder(Record):
     # The starting checkpoint's folder, the trained weights and, as pooler, the kept projector.
     checkpoint: Pretrained
     selection: Selection  # without a verdict before training is finished
+    # Of a run that trains queries alone: the encoder of documents. Then `checkpoint` is of queries.
+    documents: Pretrained | None = None
     prompts: Prompts = NO_PROMPTS
     baseline: Record | None = None  # the starting checkpoint's
     start_head: RecordedHead = NO_HEAD  # what the starting checkpoint has after its pooler
@@ -444,6 +446,21 @@ class SavedEncoder(Record):
         """What the folder of another checkpoint would record."""
         head = self.checkpoint.pooler if self.pooler == "cls" else None
         return RecordedPooler(self.pooler, head, None, self.checkpoint.sentence_head, self.prompts)
+
+    @property
+    def checkpoints(self) -> Encoders:
+        """The checkpoint, or those of both encoders."""
+        if self.documents is None:
+            return Encoders(self.checkpoint)
+        return Encoders(self.documents, self.checkpoint)
+
+    @property
+    def recorded_of_documents(self) -> RecordedPooler:
+        """What the folder of the encoder of documents would record."""
+        assert self.documents is not None
+        of_documents = self.documents
+        head = of_documents.pooler if self.pooler == "cls" else None
+        return RecordedPooler(self.pooler, head, None, of_documents.sentence_head, self.prompts)
 
 
 def read_encoder(path: Path) -> SavedEncoder:
@@ -466,6 +483,7 @@ def read_encoder(path: Path) -> SavedEncoder:
         selected = workdir / CHECKPOINTS / str(selection.record.step) if selection else path
         params, record = read_parameters(selected)
     start, prompts = read_start(workdir)
+    has_both = config.trains_queries and (selection is None or selection.interpolation > 0)
     checkpoint = dataclasses.replace(
         start,
         transformer=layers.subset(params, "encoder"),
@@ -478,6 +496,7 @@ def read_encoder(path: Path) -> SavedEncoder:
         config=config,
         checkpoint=checkpoint,
         selection=selection or Selection(record, interpolation=1.0, verdict=""),
+        documents=start if has_both else None,
         prompts=prompts,
         baseline=read_baseline(workdir),
         start_head=start.sentence_head,

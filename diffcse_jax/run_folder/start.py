@@ -33,8 +33,9 @@ from diffcse_jax.errors import (
 )
 from diffcse_jax.models import hf
 from diffcse_jax.models.foreign_text import read_card, stated_languages
-from diffcse_jax.models.heads import HeadLayer, RecordedHead
+from diffcse_jax.models.heads import SENTENCE_HEAD, HeadLayer, RecordedHead
 from diffcse_jax.models.hf import Pretrained
+from diffcse_jax.models.layers import prefixed, subset
 from diffcse_jax.models.sentence_folder import (
     NO_PROMPTS,
     SETTINGS,
@@ -46,17 +47,19 @@ from diffcse_jax.run_folder.finding import CHECKPOINTS, CONFIG, SELECTION
 
 START = "start.json"
 HEADS = "heads"  # in the folder of a fine-tuning: the heads that were trained alone
+PASSAGES = "passages"  # an index, in the folder of a run that trains queries alone
 
 _FILES = "files"  # in start.json: digests of the files in encoder/
 _ENCODER = "encoder"
 _POOLER = "pooler.safetensors"
 _HEAD = "head.json"
+_WEIGHTS = "documents.safetensors"  # of a run that trains queries alone
 _BASE_MODEL = "base_model.json"
 _PACKAGED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _TRAINER_FOLDER = re.compile(r"(^|/)checkpoint-\d+$")  # written by transformers' Trainer
 # What a run writes before its first checkpoint.
-_BEFORE_CHECKPOINTS = ("generator", HEADS, "report", "tensorboard")
+_BEFORE_CHECKPOINTS = ("generator", HEADS, PASSAGES, "report", "tensorboard")
 
 
 @contextlib.contextmanager
@@ -276,7 +279,10 @@ def read_base_model(folder: Path) -> BaseModel:
 
 
 def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
-    """Return the starting checkpoint of a run, without trained weights, and the run's prompts."""
+    """Return the starting checkpoint of a run, and the run's prompts.
+
+    It has the weights that training changes only if documents are encoded with them.
+    """
     if name := _damaged_file(workdir):
         raise CheckpointError(
             f"{workdir / name} differs from its checksum in {START}. The command that trained the "
@@ -286,13 +292,16 @@ def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
     hf_config = hf.read_hf_config(folder)
     head = io.read_json_object(folder / _HEAD)
     layers = tuple(HeadLayer(**layer) for layer in head["layers"])
+    weights = load_file(folder / _WEIGHTS) if (folder / _WEIGHTS).is_file() else {}
     start = Pretrained(
         folder,
         hf_config,
         hf.transformer_config(hf_config, source=str(folder)),
-        {},
+        subset(weights, _ENCODER),
         pooler=load_file(folder / _POOLER) if (folder / _POOLER).is_file() else None,
-        sentence_head=RecordedHead(head["pooler"], layers, similarity=head["similarity"]),
+        sentence_head=RecordedHead(
+            head["pooler"], layers, subset(weights, SENTENCE_HEAD), head["similarity"]
+        ),
     )
     return start, read_prompts(folder)
 
@@ -314,12 +323,17 @@ def _write_encoder(
         tokenizer.save_pretrained(folder)
         base = describe_base_model(config.model.name_or_path, encoder.root, encoder.hf_config)
         io.write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
-        length = max_length_of(encoder.folder, encoder.config.max_length, config.data.max_length)
+        # An encoder of documents stays as it is.
+        trained_length = 0 if config.trains_queries else config.data.max_length
+        length = max_length_of(encoder.folder, encoder.config.max_length, trained_length)
         text_settings(encoder.folder)._replace(max_length=length).write(folder)
         io.write_json(folder / SETTINGS, prompts.settings())
         if encoder.pooler:
             io.write_tensors(folder / _POOLER, encoder.pooler)
         head = encoder.sentence_head
+        if config.trains_queries:
+            weights = prefixed(encoder.transformer, _ENCODER)
+            io.write_tensors(folder / _WEIGHTS, weights | prefixed(head.params, SENTENCE_HEAD))
         layers = [layer._asdict() for layer in head.layers]
         io.write_json(
             folder / _HEAD, {"pooler": head.pooler, "similarity": head.similarity, "layers": layers}

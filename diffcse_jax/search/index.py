@@ -191,6 +191,11 @@ class Index:
         return self.settings.mode
 
     @property
+    def contents(self) -> Contents:
+        """What the index holds now."""
+        return self._contents
+
+    @property
     def documents(self) -> pa.Table:
         """The documents: `id`, `file`, `row`, `columns` (as JSON) and internal columns."""
         return self._contents.documents

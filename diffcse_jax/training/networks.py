@@ -65,27 +65,48 @@ class StartingCheckpoint:
         return "cls_before_pooler" if pooler == "cls" and self.pooler_head is None else pooler
 
     def encoder(self, config: Config, trained: Params | None = None) -> SentenceEncoder:
-        """Return the starting checkpoint, with whole embeddings, or the encoder trained from it."""
+        """Return the starting checkpoint, with whole embeddings, or the encoder trained from it.
+
+        If queries alone are trained, it has both: documents keep the starting checkpoint.
+        """
         start = self.checkpoint
-        transformer = start.transformer
-        mlm_head = start.mlm_head
-        trained_length = 0
         record = self.recorded._replace(
             pooler=self.pooler(config), head=self.pooler_head, truncate_dim=None
         )
-        if trained is not None:
-            transformer = layers.subset(trained, "encoder")
-            trained_length = config.data.max_length
-            pooler = config.encoding_pooler
-            head = layers.subset(trained, "projector")
-            record = record._replace(
-                pooler=pooler, head=head, sentence_head=record.sentence_head.of(pooler, trained)
-            )
-            mlm_head = layers.subset(trained, "mlm_head") if config.keeps_mlm_head else None
+        if trained is None:
+            return self._made(start.transformer, record, mlm_head=start.mlm_head)
+        pooler = config.encoding_pooler
+        encoder = self._made(
+            layers.subset(trained, "encoder"),
+            record._replace(
+                pooler=pooler,
+                head=layers.subset(trained, "projector"),
+                sentence_head=record.sentence_head.of(pooler, trained),
+            ),
+            trained_length=0 if config.trains_queries else config.data.max_length,
+            mlm_head=layers.subset(trained, "mlm_head") if config.keeps_mlm_head else None,
+        )
+        return (
+            self._made(start.transformer, record, queries=encoder)
+            if config.trains_queries
+            else encoder
+        )
+
+    def _made(
+        self, transformer: Params, record: RecordedPooler, trained_length: int = 0, **options: Any
+    ) -> SentenceEncoder:
+        """Return an encoder. Encoders of the same sizes share one compiled function."""
+        start = self.checkpoint
         longest = max_length_of(start.folder, start.config.max_length, trained_length)
-        # Encoders of the same sizes share one compiled function.
-        options: dict[str, Any] = {"max_length": longest, "name": self.name, "mlm_head": mlm_head}
-        return SentenceEncoder(start.config, transformer, self.tokenizer, record, **options)
+        return SentenceEncoder(
+            start.config,
+            transformer,
+            self.tokenizer,
+            record,
+            max_length=longest,
+            name=self.name,
+            **options,
+        )
 
     def with_mlm_head(self, params: Params) -> "StartingCheckpoint":
         """Return the checkpoint with the masked-LM head that a run starts from.

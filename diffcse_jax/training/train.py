@@ -1,19 +1,13 @@
 """Train a run, from its configuration to the selected model."""
 
-import contextlib
 import dataclasses
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
 from jax.sharding import Mesh
-from jaxtyping import PRNGKeyArray
 
-from diffcse_jax import hosts
 from diffcse_jax.config import Config
-from diffcse_jax.data.batches import BatchSource, make_batches
+from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.data.given import shown_name
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.sampling import Crops, examples_of, open_augmentation
@@ -25,29 +19,23 @@ from diffcse_jax.evaluation.masked_lm import TrainingTokens
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, sha256
 from diffcse_jax.models.foreign_text import read_card, stated_languages
-from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import for_columns
-from diffcse_jax.run_folder import records
-from diffcse_jax.run_folder.checkpoints import Checkpoints
-from diffcse_jax.run_folder.records import Record
 from diffcse_jax.run_folder.start import open_run
-from diffcse_jax.run_folder.state import TrainState
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.generator import own_generator, with_fitting_head
-from diffcse_jax.training.loop import CompiledShapes, Run, loop
+from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
-from diffcse_jax.training.selection import check_interpolation, select
+from diffcse_jax.training.queries import train_queries
+from diffcse_jax.training.run import train_and_select
+from diffcse_jax.training.selection import check_interpolation
 from diffcse_jax.training.sharding import (
-    by_rules,
     make_mesh,
     packing_of,
     resolved,
-    shard_batch,
     shards_of,
 )
-from diffcse_jax.training.step import initial_state, make_train_step, root_key
 from diffcse_jax.training.tokens import open_tokens, warn_of_languages
 
 
@@ -65,11 +53,10 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
             infinite.
         Interrupted: A signal or a callback asked to stop. Everything is saved.
     """
+    if config.trains_queries:
+        return train_queries(config, workdir, callbacks)
     # 1. Checks that take no time: the configuration, the devices, the files.
-    if labelled := config.settings_that_need("labels"):
-        raise ConfigError(
-            f"{' and '.join(labelled)}: `diffcse finetune` trains labelled tasks. Run that instead."
-        )
+    _refuse_labels(config)
     mesh = make_mesh(config)
     config = resolved(config, mesh)
     split = open_split(config.data) if config.data.reads_documents else None
@@ -175,48 +162,11 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     )
 
 
-def train_and_select(run: Run) -> str:
-    """Train networks on batches, select a model, and return the verdict.
-
-    Training resumes from the last checkpoint, if there is one.
-    """
-    config, mesh, evaluation = run.config, run.mesh, run.evaluation
-    state = initial_state(run.built.params, run.optimizer, config, mesh)
-    frozen = jax.device_put(run.built.frozen, by_rules(run.built.frozen, mesh, config))
-    batches = make_batches(run.source)
-    of_all = Record(
-        step=0,
-        pooler=config.encoding_pooler,
-        dev={},
-        dev_metric=evaluation.metric,
-        text=run.text,
-        dev_text=evaluation.text,
-    )
-    with Checkpoints(run.workdir, of_all) as checkpoints:
-        state, position = checkpoints.restore(state)
-        step = int(state.step)
-        if step:
-            batches.set_state(position)
-            log_line(f"resumed at step {step} of {len(run.source)} from {run.workdir}")
-        train_step = make_train_step(run.built.networks, config, run.optimizer, mesh)
-        root = root_key(config)
-        with _compiled_meanwhile(run, train_step, state, frozen, root) as compiled:
-            baseline = _measure_baseline(run, resumed=step > 0)
-        if jax.process_index() == 0:
-            records.record_start(run.workdir, config, text=run.text, step=step)
-        if not run.ends_at(step, baseline):
-            loop(
-                run,
-                baseline,
-                checkpoints,
-                train_step,
-                state,
-                frozen=frozen,
-                root=root,
-                batches=batches,
-                compiled=compiled,
-            )
-    return hosts.decided_by_first(lambda: select(run, baseline))
+def _refuse_labels(config: Config) -> None:
+    if labelled := config.settings_that_need("labels"):
+        raise ConfigError(
+            f"{' and '.join(labelled)}: `diffcse finetune` trains labelled tasks. Run that instead."
+        )
 
 
 def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
@@ -251,84 +201,6 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     )
     train = dataclasses.replace(train, batch_size=size, chunk_size=chunk_size)
     return dataclasses.replace(config, train=train)
-
-
-@contextlib.contextmanager
-def _compiled_meanwhile(
-    run: Run,
-    train_step: jax.stages.Wrapped,
-    state: TrainState,
-    frozen: Params,
-    root: PRNGKeyArray,
-) -> Iterator[CompiledShapes]:
-    """Compile the train step in a thread during the block, which scores the starting checkpoint.
-
-    This is for new runs on a CPU. A resumed run only reads the scores, and may turn out to have
-    ended. For accelerators the compiler times its kernels, which other work would disturb.
-
-    Args:
-        run: The run.
-        train_step: The train step. `jax.jit` keeps what is compiled for it.
-        state: The state before the next step.
-        frozen: The frozen parameters.
-        root: The step's root key.
-
-    Yields:
-        The shapes of batches for which the step is compiled when the block ends.
-    """
-    compiled = CompiledShapes()
-    resumed = int(state.step) > 0
-    if resumed or jax.default_backend() != "cpu" or jax.process_count() > 1:
-        yield compiled
-        return
-    batch = shard_batch(run.source[0], run.mesh)
-    compiled.announce(batch)
-
-    def compile_step() -> None:
-        # If this fails, the first step fails in the same way, and its error is reported.
-        with contextlib.suppress(Exception):
-            train_step.lower(state, frozen, batch, root).compile()
-
-    thread = threading.Thread(target=compile_step)
-    thread.start()
-    try:
-        yield compiled
-    finally:
-        # Also after an error or Ctrl-C: a process that ends while XLA compiles may crash.
-        thread.join()
-
-
-def _measure_baseline(run: Run, *, resumed: bool) -> Record:
-    """Return the dev scores of the starting checkpoint, as recorded, or measured now."""
-
-    def measure() -> dict[str, Any]:
-        record = records.read_baseline(run.workdir) if resumed else None
-        if record is None:
-            log_line(f"scoring {run.base.name} before training")
-            model = run.model_of(run.built.params) if run.model_of else run.base.encoder(run.config)
-            scores, outcomes = run.evaluation.measure(model)
-            record = Record(
-                step=0,
-                pooler=run.base.pooler(run.config),
-                dev=scores,
-                dev_metric=run.evaluation.metric,
-                text=run.text,
-                outcomes=outcomes,
-                dev_text=run.evaluation.text,
-                unknown=run.unknown,
-            )
-            records.write_baseline(run.workdir, record)
-        return dataclasses.asdict(record)
-
-    baseline = Record(**hosts.decided_by_first(measure))
-    limited = run.evaluation.drift_metric
-    limit = run.config.eval.max_drop
-    if limited and limit and limited not in baseline.dev:
-        raise ConfigError(
-            f"eval.max_drop={limit:g} limits {limited}, but this run began with other dev data: it "
-            f"has {', '.join(sorted(baseline.dev))}. Restore eval.data_dir, or use a new --workdir."
-        )
-    return baseline
 
 
 def _choose_prompts(

@@ -33,9 +33,9 @@ from diffcse_jax.training import networks
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.run import train_and_select
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
 from diffcse_jax.training.tokens import open_tokens
-from diffcse_jax.training.train import train_and_select
 
 
 def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
@@ -148,6 +148,11 @@ def open_start_or_run(config: Config, mesh: Mesh) -> tuple[Config, StartingCheck
     if not find_run(path):
         return networks.open_start(config, mesh)
     saved = read_encoder(path)
+    if saved.documents is not None:
+        raise ConfigError(
+            f"{path} has an encoder of queries and another one of documents. Name one of them: "
+            f"{path}/export/query or {path}/export/document"
+        )
     return networks.prepare_start(config, mesh, saved.checkpoint, saved.recorded)
 
 

@@ -1,0 +1,365 @@
+"""Train the encoder of queries alone, so that documents keep their embeddings.
+
+The teacher is a hybrid search with the starting checkpoint in all passages of the text. It ranks
+them for queries that are made of the training documents' passages, and the encoder of queries
+learns these rankings. The passages are an index, which the run folder keeps (`WORKDIR/passages`).
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Bool, Float32, Int
+
+from diffcse_jax import hosts, io
+from diffcse_jax.batch import Batch, Ranked
+from diffcse_jax.config import Config
+from diffcse_jax.data.batches import BatchSource, Shards
+from diffcse_jax.data.queries import (
+    Frequencies,
+    ListedQueries,
+    make_query,
+    word_frequencies,
+)
+from diffcse_jax.data.sources import open_split
+from diffcse_jax.data.split import Split
+from diffcse_jax.documents.language import SAMPLE_TEXTS
+from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import ConfigError, DataError, UserError, counted
+from diffcse_jax.evaluation import Encoder
+from diffcse_jax.evaluation.dev import build_dev_evaluation
+from diffcse_jax.evaluation.metrics import Metric
+from diffcse_jax.hosts import log_line
+from diffcse_jax.models.foreign_text import foreign_texts
+from diffcse_jax.models.pooling import normalize
+from diffcse_jax.models.tokenizer import cutting_tokenizer
+from diffcse_jax.run_folder.records import Measured
+from diffcse_jax.run_folder.start import PASSAGES, open_run
+from diffcse_jax.search.contents import Contents, searched_texts, whole_numbers
+from diffcse_jax.search.folder import is_index
+from diffcse_jax.search.fusion import combine
+from diffcse_jax.search.index import Index
+from diffcse_jax.search.lexical import best_rows, found_by_words
+from diffcse_jax.search.settings import IndexSettings, Input
+from diffcse_jax.training import networks
+from diffcse_jax.training.callbacks import Callback
+from diffcse_jax.training.loop import Run
+from diffcse_jax.training.networks import StartingCheckpoint
+from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.run import train_and_select
+from diffcse_jax.training.selection import check_interpolation
+from diffcse_jax.training.sharding import make_mesh, packing_of, resolved, shards_of
+
+MOST_RANKED = 4096  # passages in a step. Of more, the best ones and a sample are ranked
+MOST_AGREEMENT = 500  # queries that measure how far the rankings agree
+RANKED_AT_ONCE = 32  # queries
+TOP = 10  # passages of both rankings that are compared
+AGREEMENT = "teacher_agreement"  # a dev metric
+
+Rows = Int[np.ndarray, " rows"]
+Vectors = Float32[np.ndarray, "queries dimension"]
+
+
+def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
+    """Train the encoder of queries until `train.steps`, and resume if stopped.
+
+    Returns:
+        How the selected model compares with the starting checkpoint, as text.
+
+    Raises:
+        UserError: As for `train.train_in_folder`.
+        Interrupted: A signal or a callback asked to stop. Everything is saved.
+    """
+    # 1. The documents, and the starting checkpoint.
+    _check(config)
+    mesh = make_mesh(config)
+    config = resolved(config, mesh)
+    split = open_split(config.data)
+    config, base, vocabulary = networks.open_start(config, mesh)
+    _check_pooler(config, base)
+    check_interpolation(config, base)
+    start = base.encoder(config)
+    prompts = base.recorded.prompts
+    open_run(workdir, config, base.checkpoint, base.tokenizer, None, prompts=prompts)
+
+    # 2. The passages with the embeddings that they keep, and who asks for them.
+    index, is_held_out = _open_passages(workdir, config, split, start)
+    texts = searched_texts(index.passages)
+    if warning := foreign_texts(start.name, start.languages, texts[:SAMPLE_TEXTS]):
+        log_line(f"warning: {warning}")
+    train = config.train
+    count = train.steps * train.batch_size
+    of_training, held_out = (np.flatnonzero(is_held_out == each) for each in (False, True))
+    frequencies = word_frequencies(texts)
+    queries = _make_queries(texts, frequencies, of_training, count, train.seed_of("order"))
+    teacher = Teacher(index.contents, config.query_distillation.bm25)
+    source = RankedQueries(config, base, mesh, queries=queries, teacher=teacher)
+
+    # 3. The dev evaluation: what a run chooses by, and how far both rankings agree.
+    asked = _make_queries(texts, frequencies, held_out, MOST_AGREEMENT, 0)
+    agreement = TeacherAgreement.of(asked, teacher, start, config.eval.batch_size)
+    evaluation = build_dev_evaluation(
+        config, lambda: texts, lambda: start, split, others=[agreement]
+    )
+
+    # 4. Training.
+    built = networks.build(config, base.checkpoint, None, vocabulary, projector=base.recorded.head)
+    return train_and_select(
+        Run(
+            config=config,
+            workdir=workdir,
+            mesh=mesh,
+            base=base,
+            built=built,
+            optimizer=make_optimizer(config.optim, train.steps),
+            source=source,
+            text=io.json_digest([split.fingerprint(), texts])[:32],
+            evaluation=evaluation,
+            sentences=source.texts,
+            callbacks=callbacks,
+        )
+    )
+
+
+def _check(config: Config) -> None:
+    """Refuse settings that this training does not support."""
+    if others := [f"{name}.weight" for name in config.losses if name != "query_distillation"]:
+        raise ConfigError(
+            "query_distillation trains the encoder of queries, and other losses train an encoder "
+            f"of all texts. Set {' and '.join(others)} to 0"
+        )
+    if not config.data.held_out or config.data.pairs != "dropout":
+        raise ConfigError(
+            "query_distillation makes queries of whole documents, and judges by held-out ones. Set "
+            "data.pairs='dropout' and data.held_out, such as 0.1"
+        )
+    if config.data.augmentation != "none" or config.model.projector != "none":
+        raise ConfigError(
+            "query_distillation: set data.augmentation='none' and model.projector='none'"
+        )
+    if config.data.prompts:
+        raise ConfigError(
+            "query_distillation: documents keep their embeddings, and with them the recorded "
+            "prompts. Leave data.prompts out"
+        )
+    if not config.train.steps:
+        raise ConfigError("query_distillation makes as many queries as it needs. Set train.steps")
+
+
+def _check_pooler(config: Config, base: StartingCheckpoint) -> None:
+    """Refuse another pooler than that of the embeddings that documents keep."""
+    pooler = config.encoding_pooler
+    if pooler == "cls" or not base.is_trained_embedding(config):
+        raise ConfigError(
+            f"query_distillation: documents keep the embeddings of {base.name}, so queries need "
+            f"its pooler, and not {pooler}. Set model.pooler='own', or start from an encoder with "
+            "another pooler than cls"
+        )
+
+
+# Passages
+
+
+def _open_passages(
+    workdir: Path, config: Config, split: Split, start: SentenceEncoder
+) -> tuple[Index, Bool[np.ndarray, " passages"]]:
+    """Return an index of all documents, and which of its passages are of held-out ones.
+
+    The first process makes it or, if a run resumes, only reads it.
+    """
+    folder = workdir / PASSAGES
+    is_held_out, documents = zip(*split.all(), strict=True)
+
+    def make() -> None:
+        index = Index.of_settings(IndexSettings("hybrid"), start)
+        if is_index(folder):
+            try:
+                index = Index.load(folder, start)
+            except UserError as error:
+                log_line(f"notice: {error}. The passages are encoded again.")
+        before = index.documents
+        index.put_input(
+            Input(split.name), documents, batch_size=config.eval.batch_size, show_progress=True
+        )
+        if index.documents is not before:
+            index.save(folder)
+
+    hosts.decided_by_first(make)
+    index = Index.load(folder, start)
+    of_passages = np.array(is_held_out)[whole_numbers(index.passages["document"])]
+    if of_passages.all() or not of_passages.any():
+        kind = "held-out" if not of_passages.any() else "training"
+        raise DataError(
+            f"data.train_file={split.name} gives no passages of {kind} documents. Give more text"
+        )
+    return index, of_passages
+
+
+@dataclasses.dataclass(frozen=True)
+class Queries:
+    """Queries that were made of passages."""
+
+    texts: Sequence[str]
+    rows: Rows  # the passage of each
+
+    def some(self, numbers: slice) -> "Queries":
+        """Return some of the queries."""
+        return Queries(self.texts[numbers], self.rows[numbers])
+
+
+def _make_queries(
+    texts: Sequence[str], frequencies: Frequencies, asked: Rows, count: int, seed: int
+) -> Queries:
+    """Make queries of some passages in a random order; each passage is asked for about as often."""
+    generator = np.random.Generator(np.random.Philox([seed, zlib.crc32(b"queries")]))
+    passes = -(-count // len(asked))
+    rows = np.concatenate([generator.permutation(asked) for _ in range(passes)])[:count]
+    return Queries([make_query(texts[row], frequencies, generator) for row in rows], rows)
+
+
+# The teacher
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A hybrid search in the passages, with this weight of BM25."""
+
+    contents: Contents
+    weight: float
+
+    def candidates(self, queries: Queries, vectors: Vectors, seed: int) -> Rows:
+        """Return the passages to rank: all, or the best ones of each query and a random sample."""
+        total = len(self.contents.passages)
+        if total <= MOST_RANKED:
+            return np.arange(total)
+        assert self.contents.embeddings
+        depth = max(1, MOST_RANKED // (4 * len(queries.texts)))
+        near = self.contents.embeddings.nearest(vectors, depth)[1]
+        by_words = (
+            found_by_words(self.contents.word_scores(text), depth) for text in queries.texts
+        )
+        best = np.unique(np.concatenate([*near, *by_words]))[:MOST_RANKED]
+        generator = np.random.Generator(np.random.Philox([seed, zlib.crc32(b"candidates")]))
+        others = np.setdiff1d(generator.permutation(total)[:MOST_RANKED], best)
+        return np.sort(np.concatenate([best, others[: MOST_RANKED - len(best)]]))
+
+    def scores(
+        self, queries: Queries, vectors: Vectors, candidates: Rows
+    ) -> Float32[np.ndarray, "queries candidates"]:
+        """Return the scores of a hybrid search, and -inf for the passage that a query is made of.
+
+        `vectors` are the starting checkpoint's embeddings of the queries.
+        """
+        assert self.contents.embeddings
+        cosines = vectors @ self.contents.embeddings.rows(candidates).T
+        sampled = vectors @ self.contents.sample.T
+        scores = np.empty(cosines.shape, np.float32)
+        for number, text in enumerate(queries.texts):
+            lexical = self.contents.word_scores(text)
+            scores[number] = combine(
+                cosines[number], lexical[candidates], self.weight, sampled[number], lexical
+            )
+        scores[queries.rows[:, None] == candidates] = -np.inf
+        return scores
+
+
+class RankedQueries:
+    """Random access to batches of queries, with the passages that the teacher ranks for them."""
+
+    def __init__(
+        self,
+        config: Config,
+        base: StartingCheckpoint,
+        mesh: Mesh,
+        *,
+        queries: Queries,
+        teacher: Teacher,
+    ):
+        start = base.encoder(config)
+        self._queries, self._teacher = queries, teacher
+        self._size, self._seed = config.train.batch_size, config.train.seed_of("order")
+        self._shards: Shards = shards_of(mesh)
+        length, prompt = config.data.max_length, start.prompts.query
+        backend = cutting_tokenizer(base.tokenizer, length)
+        listed = ListedQueries(queries.texts, backend, prompt, base.tokenizer.unk_token_id)
+        log_line(f"encoding {counted(len(queries.texts), 'quer{y}')} with {start.name}")
+        self._vectors = start.encode_query(queries.texts, normalize=True, max_length=length)
+        self._batches = BatchSource(
+            listed,
+            batch_size=self._size,
+            steps=config.train.steps,
+            seed=self._seed,
+            pad_token_id=base.checkpoint.config.pad_token_id,
+            shards=self._shards,
+            packing=packing_of(config, mesh, chunks=config.train.chunks),
+            compares_views=False,
+        )
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Batch:
+        some = self._rows(index)
+        queries = self._queries.some(some)
+        vectors = self._vectors[some]
+        candidates = self._teacher.candidates(queries, vectors, self._seed + index)
+        scores = self._teacher.scores(queries, vectors, candidates)
+        assert self._teacher.contents.embeddings
+        passages = self._teacher.contents.embeddings.rows(candidates)
+        # Each device holds as many passages.
+        missing = -len(passages) % self._shards.total
+        passages = np.pad(passages, ((0, missing), (0, 0)))
+        scores = np.pad(scores, ((0, 0), (0, missing)), constant_values=-np.inf)
+        ranked = Ranked(
+            passages[self._shards.of(len(passages))], scores[self._shards.of(len(scores))]
+        )
+        return self._batches[index]._replace(ranked=ranked)
+
+    def texts(self, step: int) -> list[str]:
+        """Return the queries of a step, counting from 1."""
+        return list(self._queries.texts[self._rows(step - 1)])
+
+    def _rows(self, index: int) -> slice:
+        return slice(index * self._size, (index + 1) * self._size)
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherAgreement(Metric[Encoder]):
+    """The share of the teacher's ten best passages that are among the encoder's, x 100."""
+
+    queries: Queries
+    best: Int[np.ndarray, "queries 10"]  # of the teacher
+    contents: Contents
+
+    @classmethod
+    def of(
+        cls, queries: Queries, teacher: Teacher, start: SentenceEncoder, batch_size: int
+    ) -> "TeacherAgreement":
+        """Return the metric for queries, which the starting checkpoint encodes for the teacher."""
+        vectors = start.encode_query(queries.texts, batch_size=batch_size, normalize=True)
+        best = []
+        for first in range(0, len(vectors), RANKED_AT_ONCE):
+            at_once = slice(first, first + RANKED_AT_ONCE)
+            some = queries.some(at_once)
+            candidates = teacher.candidates(some, vectors[at_once], seed=0)
+            scores = teacher.scores(some, vectors[at_once], candidates)
+            best += [candidates[best_rows(row, TOP)] for row in scores]
+        return cls(AGREEMENT, batch_size, queries, np.stack(best), teacher.contents)
+
+    def measure(self, model: Encoder) -> Measured:
+        encoder = model.queries or model
+        vectors = normalize(
+            encoder.encode(
+                self.queries.texts, batch_size=self.batch_size, prompt=model.prompts.query
+            )
+        )
+        assert self.contents.embeddings
+        found = self.contents.embeddings.nearest(vectors, TOP + 1)[1]
+        shares = []
+        for rows, own, best in zip(found, self.queries.rows, self.best, strict=True):
+            others = rows[rows != own][:TOP]
+            shares.append(100 * float(np.isin(best, others).mean()))
+        return Measured({self.name: float(np.mean(shares))}, [shares])

@@ -1,0 +1,169 @@
+"""Training the encoder of queries alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import log_softmax, softmax
+from tiny_model import HIDDEN, write_tiny_model
+from tiny_run import stop_first_run
+
+from diffcse_jax import SentenceEncoder, api
+from diffcse_jax.config import Config, flat, shipped_config
+from diffcse_jax.data.queries import make_query, word_frequencies
+from diffcse_jax.documents.sentences import words
+from diffcse_jax.errors import ConfigError, Interrupted
+from diffcse_jax.losses.ranking import kl_divergence
+from diffcse_jax.models.pooling import normalize
+from diffcse_jax.models.sentence_folder import NO_PROMPTS, RecordedPooler, write
+from diffcse_jax.run_folder.checkpoints import read_parameters
+from diffcse_jax.run_folder.records import read_metrics
+from diffcse_jax.search.index import Index
+from diffcse_jax.search.ranking import Request, rank
+from diffcse_jax.search.vector_store import EncoderRecord
+from diffcse_jax.training import queries
+from diffcse_jax.training.queries import Queries, Teacher
+from diffcse_jax.training.train import train_in_folder
+
+PASSAGES = [
+    f"The pump number {number} lifts water to the {word}. It needs a {word} valve, which opens slowly."
+    for number, word in enumerate(
+        ("tower", "roof", "canal", "bridge", "garden", "cellar", "quarry", "port")
+    )
+]
+ASKED = Queries(["a valve for the roof", "pump number 5"], np.array([1, 5]))
+
+
+class Hashes:
+    """An encoder whose embeddings are functions of the text."""
+
+    name, prompts, languages = "hashes", NO_PROMPTS, ()
+
+    def encode_document(self, texts, **_):
+        rows = [np.random.default_rng(sum(text.encode())).normal(size=6) for text in texts]
+        return normalize(np.array(rows, np.float32))
+
+    encode_query = encode_document
+
+    def split(self, passages, prompt=""):
+        return list(passages)
+
+    def record(self, prompt=""):
+        return EncoderRecord(self.name, "avg", "float32", 6, "0123", prompt)
+
+    def largely_unknown(self, texts):
+        return [False] * len(texts)
+
+
+@pytest.fixture(scope="module")
+def index():
+    return Index(Hashes(), PASSAGES, mode="hybrid", weight=0.4)
+
+
+def test_the_loss_is_the_divergence_over_ranked_passages():
+    rng = np.random.default_rng(0)
+    scores, teacher = rng.normal(size=(2, 3, 5)).astype(np.float32)
+    teacher[0, 2] = teacher[1, :2] = -np.inf
+    expected = []
+    for row, of_teacher in zip(scores.astype(float), teacher.astype(float), strict=True):
+        ranked = np.isfinite(of_teacher)
+        p = softmax(of_teacher[ranked])
+        expected.append((p * (np.log(p) - log_softmax(row[ranked]))).sum())
+    logits = jnp.asarray(teacher)
+    np.testing.assert_allclose(kl_divergence(jnp.asarray(scores), logits), expected, rtol=1e-5)
+    gradient = jax.grad(lambda each: kl_divergence(each, logits).sum())(jnp.asarray(scores))
+    np.testing.assert_array_equal(np.asarray(gradient)[~np.isfinite(teacher)], 0)
+    np.testing.assert_allclose(gradient.sum(axis=1), 0, atol=1e-6)
+
+
+def test_queries_are_parts_of_their_passages():
+    frequencies = word_frequencies(PASSAGES)
+    assert frequencies["pump"] == len(PASSAGES)
+    assert frequencies["roof"] == 1
+    generator = np.random.default_rng(0)
+    made = [make_query(PASSAGES[1], frequencies, generator) for _ in range(60)]
+    assert "It needs a roof valve, which opens slowly." in made
+    windows = [text for text in made if text in PASSAGES[1]]
+    others = [text for text in made if text not in PASSAGES[1]]
+    assert windows
+    assert others
+    of_passage = set(words(PASSAGES[1].lower().replace(".", "").replace(",", "")))
+    assert all(2 <= len(words(text)) <= 6 and {*words(text)} <= of_passage for text in others)
+    again = np.random.default_rng(0)
+    assert [make_query(PASSAGES[1], frequencies, again) for _ in range(60)] == made
+    assert make_query("pump", frequencies, generator) == "pump"
+
+
+def test_the_teacher_ranks_as_a_hybrid_search_without_the_own_passage(index):
+    vectors = Hashes().encode_query(ASKED.texts)
+    teacher = Teacher(index.contents, 0.4)
+    scores = teacher.scores(ASKED, vectors, np.arange(len(PASSAGES)))
+    hits = rank(index.contents, Request(ASKED.texts, vectors, "hybrid", len(PASSAGES)), 0.4)
+    for row, own, found in zip(scores, ASKED.rows, hits, strict=True):
+        others = [hit for hit in found if hit.id != str(own)]
+        assert [str(place) for place in np.argsort(-row)[:-1]] == [hit.id for hit in others]
+        np.testing.assert_allclose(
+            sorted(row[np.isfinite(row)]), sorted(hit.score for hit in others), rtol=1e-5
+        )
+        assert row[own] == -np.inf
+
+
+def test_of_many_passages_the_best_and_a_sample_are_ranked(index, monkeypatch):
+    monkeypatch.setattr(queries, "MOST_RANKED", 6)
+    vectors = index.embeddings.rows(np.array([3, 4]))
+    teacher = Teacher(index.contents, 0.4)
+    candidates = teacher.candidates(ASKED, vectors, seed=1)
+    assert len(np.unique(candidates)) == 6
+    assert {3, 4} <= {*candidates.tolist()}  # the nearest ones
+    assert 1 in candidates  # by words
+    np.testing.assert_array_equal(candidates, teacher.candidates(ASKED, vectors, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("contrast.weight", 1.0, r"Set contrast\.weight to 0"),
+        ("data.pairs", "lead", r"Set data\.pairs='dropout' and data\.held_out"),
+        ("data.prompts", ("none",), r"Leave data\.prompts out"),
+        ("train.steps", 0, r"Set train\.steps"),
+        ("model.projector", "mlp", r"model\.projector='none'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(key, value, message, tmp_path):
+    values = flat(shipped_config("adapt_queries").to_dict()) | {key: value}
+    with pytest.raises(ConfigError, match=message):
+        queries.train_queries(Config.from_dict(values), tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_run_resumes_and_exports_both_encoders(tmp_path, minilm_dir, monkeypatch):
+    start = write_tiny_model(tmp_path / "start", minilm_dir, blocks=1, pooler=False)
+    write(start, RecordedPooler("avg"), 1, HIDDEN)
+    text = tmp_path / "text.txt"
+    documents = (f"{each}\nDocument {i} has {i * i} pages." for i, each in enumerate(PASSAGES * 7))
+    text.write_text("\n\n".join(documents))
+    changes = {
+        "model.name_or_path": str(start), "data.train_file": str(text), "data.max_length": 24,
+        "train.steps": 4, "train.batch_size": 8, "eval.every": 2, "eval.keep_start": False,
+        "optim.learning_rate": 1e-3,
+    }  # fmt: skip
+    config = Config.from_dict(flat(shipped_config("adapt_queries").to_dict()) | changes)
+    api.run(config, tmp_path / "whole")
+    stop_first_run(monkeypatch)
+    (tmp_path / "resumed").mkdir()
+    with pytest.raises(Interrupted):
+        train_in_folder(config, tmp_path / "resumed")
+    train_in_folder(config, tmp_path / "resumed")
+    whole, resumed = (
+        read_parameters(tmp_path / name / "checkpoints/4")[0] for name in ("whole", "resumed")
+    )
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+
+    both = SentenceEncoder.from_pretrained(tmp_path / "whole")
+    before = SentenceEncoder.from_pretrained(start)
+    np.testing.assert_array_equal(both.encode_document(PASSAGES), before.encode(PASSAGES))
+    assert np.abs(both.encode_query(PASSAGES) - before.encode(PASSAGES)).max() > 1e-3
+    assert Index.load(tmp_path / "whole/passages", both).record.weights == before.fingerprint()
+    *_, step, evaluation = read_metrics(tmp_path / "whole")
+    assert step["loss_query_distillation"] == step["loss"] > 0
+    assert 0 < evaluation["dev/teacher_agreement"] <= 100
