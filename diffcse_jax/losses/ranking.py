@@ -192,6 +192,7 @@ class QueryDistillation(Loss):
     def loss(
         self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
+        assert forward.batch.ranked is not None  # of queries, as `needs` says
         passages, teacher = forward.batch.ranked
         (queries,) = forward.encoded_views
         scores = jnp.matmul(normalize(queries), passages.T, precision="highest") / self.temperature
