@@ -31,7 +31,7 @@ from diffcse_jax.losses.finetune import LabelledTask, features
 from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.run_folder.start import HEADS
-from diffcse_jax.training import train as train_module
+from diffcse_jax.training import run as run_module
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.step import make_train_step
@@ -256,7 +256,7 @@ def tuned(config, tmp_path_factory) -> tuple[Path, list[TaskData]]:
         pytest.MonkeyPatch.context() as patched,
         contextlib.redirect_stderr(printed),
     ):
-        patched.setattr(train_module, "make_train_step", shared_step)
+        patched.setattr(run_module, "make_train_step", shared_step)
         tasks, verdict = tune(config, workdir)
     assert "average" in verdict
     (workdir / "printed.txt").write_text(printed.getvalue())
@@ -287,7 +287,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
 ):
     workdir, _ = tuned
     stop_first_run(monkeypatch)
-    monkeypatch.setattr(train_module, "make_train_step", shared_step)
+    monkeypatch.setattr(run_module, "make_train_step", shared_step)
     with jax.debug_nans(False):
         with pytest.raises(Interrupted, match="Stopped at step 1"):
             tune(config, tmp_path)

@@ -38,8 +38,9 @@ from diffcse_jax.training.callbacks import MetricsFile, TensorBoard, Training, s
 from diffcse_jax.training.loop import CompiledShapes, Run, loop
 from diffcse_jax.training.networks import Built, StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
+from diffcse_jax.training.run import _compiled_meanwhile
 from diffcse_jax.training.sharding import make_mesh
-from diffcse_jax.training.train import _compiled_meanwhile, with_fitting_batch
+from diffcse_jax.training.train import with_fitting_batch
 
 STATE = TrainState(jnp.int32(0), {"step": jnp.int32(0)}, (), jnp.int32(0))
 BASELINE = Record(0, "avg", {"score": 1.0, "guard": 1.0}, "score", "text")
