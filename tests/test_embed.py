@@ -836,6 +836,28 @@ def test_a_second_process_on_the_same_files_is_refused(tmp_path, shards, monkeyp
     check(tmp_path / "out", shards)
 
 
+def test_an_interrupted_search_says_what_its_output_holds(tmp_path, text, monkeypatch, capsys):
+    command = [
+        "search",
+        "--model",
+        "model",
+        "--input",
+        text,
+        "--output",
+        f"{tmp_path}/index",
+        "a dog",
+    ]
+    for left in ("is not an index yet", "is the index as it was before"):
+        with monkeypatch.context() as patched:
+            patched.setattr(HashEncoder, "before", mock.Mock(side_effect=KeyboardInterrupt))
+            message = error_of(capsys, *command, code=130)
+        assert (
+            f"interrupted: {tmp_path}/index {left}. To start again, run diffcse search" in message
+        )
+        cli.main(command)
+        Path(text).write_text("A new line.\n")
+
+
 def test_an_interruption_names_the_command_and_search_warns(tmp_path, shards, monkeypatch, capsys):
     out = str(tmp_path / "out")
     with monkeypatch.context() as patched:

@@ -5,6 +5,7 @@ index records its inputs. The same input replaces its own documents; another one
 `--replace`.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -29,7 +30,14 @@ from diffcse_jax.documents.open import (
 from diffcse_jax.documents.tables.names import ID_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import listed
-from diffcse_jax.errors import ConfigError, DataError, InUseError, UserError, printable
+from diffcse_jax.errors import (
+    ConfigError,
+    DataError,
+    Interrupted,
+    InUseError,
+    UserError,
+    printable,
+)
 from diffcse_jax.hosts import log_line, report
 from diffcse_jax.io import expand_path
 from diffcse_jax.search.changes import plan
@@ -88,7 +96,10 @@ def _open(options: SearchOptions) -> Index:
         return _build(settings, store or _read(options), options)
     _require_outside(options.output, folder)
     try:
-        with writing(options.output, wait=False) as writer:
+        with (
+            _saying_what_is_left(options.output, options.command),
+            writing(options.output, wait=False) as writer,
+        ):
             return _keep(writer, store, options)
     except InUseError as error:
         raise InUseError(f"{error}. Wait until it ends") from error
@@ -107,8 +118,19 @@ def _open_index(folder: Path, options: SearchOptions) -> Index:
             raise ConfigError(
                 f"{options.output} is an index already. To replace it, give --replace"
             )
-        index.save(options.output)
+        with _saying_what_is_left(options.output, options.command):
+            index.save(options.output)
     return index
+
+
+@contextlib.contextmanager
+def _saying_what_is_left(output: Path, command: str) -> Iterator[None]:
+    """Raise `Interrupted`, with what the folder holds then, for Ctrl-C in the block."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        left = "is the index as it was before" if is_index(output) else "is not an index yet"
+        raise Interrupted(f"interrupted: {output} {left}. To start again, run {command}") from error
 
 
 def _refuse(options: SearchOptions, names: Sequence[str], folder: Path) -> None:
