@@ -925,3 +925,9 @@ def test_values_that_parquet_and_arrow_store_once_are_read_with_little_memory(
             DataError, match=rf"{name} after row [1-9][0-9,]{{2,4}}: its values repeat so often"
         ):
             read(open_table(tmp_path / name, name))
+
+
+def test_few_rows_of_a_wide_table_are_judged():
+    wide = {f"c{place}": "a" for place in range(20_000)}
+    assert len(sample_of((number, wide) for number in range(1000))["c0"]) < 20
+    assert len(sample_of((number, {"c0": "a"}) for number in range(1000))["c0"]) == 1000

@@ -15,6 +15,7 @@ LONGEST_ROW = 1 << 23  # characters of a line that holds a row, which may have m
 MOST_VALUES = 1 << 20  # of a row; each may take a hundred bytes of memory
 SAMPLE_ROWS = 1000  # from which columns are found and judged
 SAMPLE_CHARACTERS = 1 << 24
+COST_OF_A_VALUE = 50  # characters: judging a short value takes as long
 CHOOSES = "--columns (for training: data.columns) chooses others"
 
 # The number of the line or row, from 1, and the values of some columns. A missing value is None. A
@@ -25,7 +26,7 @@ Sample = Mapping[str, Sequence[Any]]
 
 
 def sample_of(rows: Iterable[NumberedRow]) -> Sample:
-    """Return the values of the first rows, fewer if they are long, with long texts cut off."""
+    """Return the values of the first rows, fewer if they are long or wide, with long texts cut."""
     return by_column(_first_rows(rows))
 
 
@@ -33,6 +34,7 @@ def _first_rows(rows: Iterable[NumberedRow]) -> Iterator[dict[str, Any]]:
     size = 0
     for _, row in itertools.islice(rows, SAMPLE_ROWS):
         size += sum(len(value) for value in row.values() if isinstance(value, str | bytes | list))
+        size += COST_OF_A_VALUE * len(row)
         yield {column: _cut(value) for column, value in row.items()}
         if size > SAMPLE_CHARACTERS:
             break
