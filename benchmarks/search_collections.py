@@ -8,8 +8,9 @@ Their queries and judgements are people's own, and no run trains on them.
 COLLECTIONS contains a folder for each collection in BEIR's form. Each run trains on a collection's
 documents, with the preset `adapt` (`ours`) or with sentence-transformers' recipe for pairs on the
 same texts (`pairs`), from the same starting checkpoint, with the same number of steps, batch size
-and sentence length. `pretrained` first continues the starting checkpoint as a masked LM on the
-documents (configuration `masked_lm`), and then does as `ours`.
+and sentence length. `queries` trains the encoder of queries alone, with the preset `adapt_queries`.
+`pretrained` first continues the starting checkpoint as a masked LM on the documents (configuration
+`masked_lm`), and then does as `ours`.
 
 Five systems then answer the questions: BM25, the starting checkpoint, the trained model (the best
 checkpoint, even if the run exports the start), and both with BM25, whose weight is the default.
@@ -38,7 +39,7 @@ from benchmarks import adaptation_recipes, measure
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import reported_to_user
 
-OURS, PAIRS, PRETRAINED = "ours", "pairs", "pretrained"
+OURS, PAIRS, PRETRAINED, QUERIES = "ours", "pairs", "pretrained", "queries"
 START, TRAINED, WITH_BM25, RECOMMENDED = "start", "trained", " + BM25", "recommended"
 COMPARED = (
     (START, START + WITH_BM25),
@@ -48,6 +49,8 @@ COMPARED = (
     (f"{PAIRS}: {TRAINED}", TRAINED),
     (START, RECOMMENDED),
     (START + WITH_BM25, RECOMMENDED),
+    (START, f"{QUERIES}: {TRAINED}"),
+    (START + WITH_BM25, f"{QUERIES}: {TRAINED}{WITH_BM25}"),
 )
 
 Scores = dict[str, dict[str, dict[str, float]]]  # by system, measure and query
@@ -163,12 +166,17 @@ def measure_theirs(folder: Path, config: Config, place: Path) -> dict[str, Any]:
 
 
 KEPT = ("seconds", "processor_seconds", "verdict", RECOMMENDED, "masked_lm")  # of a run
-RECIPES = {OURS: measure_ours, PAIRS: measure_theirs, PRETRAINED: measure_pretrained}
+RECIPES = {
+    OURS: measure_ours,
+    QUERIES: measure_ours,
+    PAIRS: measure_theirs,
+    PRETRAINED: measure_pretrained,
+}
 
 
-def configured(folder: Path, options: argparse.Namespace, seed: int) -> Config:
-    """Return the preset for the documents of a collection."""
-    values = shipped_config("adapt")
+def configured(folder: Path, options: argparse.Namespace, seed: int, recipe: str) -> Config:
+    """Return the preset of a recipe for the documents of a collection."""
+    values = shipped_config("adapt_queries" if recipe == QUERIES else "adapt")
     values.data.train_file, values.model.name_or_path, values.train.seed = (
         str(folder),
         options.model,
@@ -182,10 +190,14 @@ def configured(folder: Path, options: argparse.Namespace, seed: int) -> Config:
 
 
 def timed(function: Any, *arguments: Any) -> dict[str, Any]:
-    """Return the result of a call, its seconds and its device."""
-    start = time.perf_counter()
+    """Return the result of a call, its seconds, those of the processor, and its device."""
+    start, processor = time.perf_counter(), time.process_time()
     result = function(*arguments)
-    return result | {"seconds": time.perf_counter() - start, "device": jax.devices()[0].device_kind}
+    return result | {
+        "seconds": time.perf_counter() - start,
+        "processor_seconds": time.process_time() - processor,
+        "device": jax.devices()[0].device_kind,
+    }
 
 
 def remembered(path: Path, function: Any, *arguments: Any) -> dict[str, Any]:
@@ -312,8 +324,8 @@ def main() -> None:
         runs: dict[str, dict[str, list[dict[str, Any]]]] = {name: {} for name in names}
         for seed in options.seeds:
             for name in trained:
-                config = configured(options.data / name, options, seed)
                 for recipe in options.recipes:
+                    config = configured(options.data / name, options, seed, recipe)
                     key = f"{name}.{short}.{recipe}.{seed}"
                     arguments = (RECIPES[recipe], options.data / name, config, options.work / key)
                     run = remembered(options.work / f"{key}.json", *arguments)
