@@ -35,7 +35,7 @@ from diffcse_jax.models.forward import compiled_forward, compiled_masked_lm
 from diffcse_jax.models.graph import Graph
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.poolers import check_pooler
-from diffcse_jax.models.routes import DOCUMENT, QUERY
+from diffcse_jax.models.routes import DOCUMENT, QUERY, ROUTES, card_folder
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.shapes import Shapes
 from diffcse_jax.models.text_settings import max_length_of
@@ -337,7 +337,7 @@ class SentenceEncoder:
             "max_length": longest,
             "name": name,
             "mlm_head": model.mlm_head,
-            "languages": stated_languages(read_card(model.folder)),
+            "languages": stated_languages(read_card(card_folder(model.folder))),
             "graph": graph,
             "queries": queries,
         }
@@ -404,7 +404,8 @@ class SentenceEncoder:
             prompt_name: The name of one of the model's prompts. By default its default prompt is
                 used, if it has one.
             task: What the sentences are, `query` or `document`, for a model with an encoder for
-                each. By default they are documents, and a warning says so.
+                each. By default a `prompt_name` of one of these decides. Otherwise they are
+                documents, and a warning says so.
             **others: Names of sentence-transformers: `normalize_embeddings` and `show_progress_bar`
                 are accepted, and so is any value that changes nothing, such as
                 `convert_to_numpy=True`.
@@ -417,6 +418,8 @@ class SentenceEncoder:
         show_progress |= bool(others.pop("show_progress_bar", False))
         check_arguments("encode", others, OF_ENCODE)
         is_by_default = prompt is None and prompt_name is None
+        if task is None and prompt_name in ROUTES:
+            task = prompt_name
         self._check_task(task, is_by_default=is_by_default)
         if task == QUERY and self.queries is not None:
             return self.queries.encode(

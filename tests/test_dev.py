@@ -555,8 +555,8 @@ def test_bm25_is_part_of_the_recommendation_unless_it_is_clearly_worse():
 
 
 def test_queries_that_repeat_their_texts_do_not_compare_systems():
-    texts = ["One two, three.", "Four five six.", "Seven (eight) nine."]
-    queries = ["three one", "four ten", "Eight: seven"]
+    texts = ["One two, three.", "Four five six.", "AI機械学習がPython"]
+    queries = ["three one", "four ten", "が 機械"]
     metric = RetrievalMetric(
         "it", 64, queries, texts, range(3), range(3), judges=[True, False, True]
     )

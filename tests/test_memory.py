@@ -1,5 +1,6 @@
 """Text in memory: as a file to train on, and as documents to search."""
 
+import datetime
 import functools
 import json
 import math
@@ -135,6 +136,12 @@ def nested(depth):
     return functools.reduce(lambda value, _: {"in": value}, range(depth), "x")
 
 
+def test_keys_that_json_does_not_have_become_text():
+    day = datetime.date(2024, 1, 2)
+    (document,) = documents_of([{"text": "One.", "at": {day: [{(1, 2): 3}]}}])
+    assert json.loads(document.columns) == {"at": {"2024-01-02": [{"(1, 2)": 3}]}}
+
+
 @pytest.mark.parametrize(
     ("value", "why"),
     [(nested(100_000), "is nested too deeply"), ([10**5000], "cannot be stored as JSON")],
@@ -152,8 +159,8 @@ def test_a_value_that_python_cannot_write_is_refused_or_left_out(value):
     kind = type(value).__name__
     for call, message in (
         (lambda: index.add([row]), "line 2: one of the columns odd "),
-        (lambda: index.add([[value]]), "text 1 is too large to show (type list)"),
-        (lambda: checked_sentences([value]), f"sentence 0 is too large to show (type {kind})"),
+        (lambda: index.add([[value]]), "text 2 is too large to show (type list)"),
+        (lambda: checked_sentences([value]), f"sentence 1 is too large to show (type {kind})"),
         (lambda: index.remove([[value]]), "the index has no document with the id too large"),
         (lambda: write_sentences([row, row]), "text 1: a value cannot be written as JSON"),
         (lambda: documents_in_memory([row]).fingerprint(), "the given texts: a value cannot"),

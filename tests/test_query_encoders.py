@@ -9,6 +9,7 @@ import pytest
 from tiny_model import random_params, write_smallest_model
 
 from diffcse_jax import SentenceEncoder, export
+from diffcse_jax.apps import require_model
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation import CachedEncoder, encode_pairs
 from diffcse_jax.evaluation.backends import TorchEncoder
@@ -48,6 +49,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(folders):
+    require_model(str(folders / "both"))
     return SentenceEncoder.from_pretrained(folders / "both")
 
 
@@ -90,6 +92,19 @@ def test_encode_says_once_which_encoder_it_takes(folders):
     np.testing.assert_array_equal(first, encoder.encode(TEXTS, task="document"))
     with pytest.raises(ConfigError, match="task='doc': use 'query', 'document' or None"):
         encoder.encode(TEXTS, task="doc")
+
+
+def test_the_name_of_a_prompt_decides_which_encoder_it_takes(folders):
+    encoder = SentenceEncoder.from_pretrained(folders / "both", prompts={"query": "how "})
+    of_queries = encoder.encode(TEXTS, prompt_name="query")
+    np.testing.assert_array_equal(of_queries, encoder.encode_query(TEXTS))
+
+
+def test_the_card_next_to_the_router_states_the_languages(folders, tmp_path):
+    shutil.copytree(folders / "both", tmp_path / "both")
+    (tmp_path / "both/README.md").write_text("---\nlanguage: de\n---\n")
+    encoder = SentenceEncoder.from_pretrained(tmp_path / "both")
+    assert encoder.languages == encoder.queries.languages == ("de",)
 
 
 def test_an_index_of_the_start_stays_valid(folders, both, tmp_path):

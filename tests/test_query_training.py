@@ -11,8 +11,9 @@ from tiny_run import stop_first_run
 from diffcse_jax import SentenceEncoder, api
 from diffcse_jax.config import Config, flat, shipped_config
 from diffcse_jax.data.queries import make_query, word_frequencies
+from diffcse_jax.data.sources import open_split
 from diffcse_jax.documents.sentences import words
-from diffcse_jax.errors import ConfigError, Interrupted
+from diffcse_jax.errors import ConfigError, Interrupted, NoSentencesError
 from diffcse_jax.losses.ranking import kl_divergence
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, RecordedPooler, write
@@ -117,6 +118,8 @@ def test_of_many_passages_the_best_and_a_sample_are_ranked(index, monkeypatch):
     assert {3, 4} <= {*candidates.tolist()}  # the nearest ones
     assert 1 in candidates  # by words
     np.testing.assert_array_equal(candidates, teacher.candidates(ASKED, vectors, seed=1))
+    drawn = [teacher.candidates(ASKED, vectors, seed) for seed in range(20)]
+    assert {*np.concatenate(drawn).tolist()} == {*range(len(PASSAGES))}
 
 
 @pytest.mark.parametrize(
@@ -133,6 +136,14 @@ def test_settings_that_do_not_fit_are_refused(key, value, message, tmp_path):
     values = flat(shipped_config("adapt_queries").to_dict()) | {key: value}
     with pytest.raises(ConfigError, match=message):
         queries.train_queries(Config.from_dict(values), tmp_path / "run")
+
+
+def test_text_without_documents_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n")
+    values = flat(shipped_config("adapt_queries").to_dict())
+    values["data.train_file"] = str(tmp_path / "text.txt")
+    with pytest.raises(NoSentencesError, match=r"text\.txt: no usable text"):
+        queries._divided(open_split(Config.from_dict(values).data))
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.files import find_folder, read_model_config, transformer_folder
+from diffcse_jax.models.routes import DOCUMENT, find_routes
 from diffcse_jax.run_folder.finding import find_run, finished_export
 from diffcse_jax.search.vector_store import EncoderRecord
 
@@ -19,7 +20,10 @@ def require_model(name: str) -> None:
     """Raise `CheckpointError` if there is no such model, before text is read for it."""
     path = expand_path(name)
     if finished_export(path) is None and not find_run(path):
-        read_model_config(transformer_folder(find_folder(name)))
+        root = find_folder(name)
+        folders = find_routes(root) or {DOCUMENT: root}
+        for folder in folders.values():
+            read_model_config(transformer_folder(folder))
 
 
 def load_encoder(

@@ -51,7 +51,7 @@ def _is_usual(sentence: str) -> bool:
 def _window(text: str, generator: np.random.Generator) -> str:
     """Return some words that follow one another, at most as many as the text has."""
     count = len(words(text))
-    (shortest, longest) = (min(each, count) for each in WINDOW)
+    shortest, longest = (min(each, count) for each in WINDOW)
     size = int(generator.integers(shortest, longest, endpoint=True))
     start = int(generator.integers(count - size, endpoint=True))
     return some_words(text, start, start + size)

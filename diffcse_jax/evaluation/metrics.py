@@ -289,7 +289,7 @@ class AgreementMetric(Metric[Encoder]):
 def _repeats(query: str, target: str) -> bool:
     """Return whether all words of a query stand in its target, whatever their punctuation."""
     of_query, of_target = (
-        {word.strip(string.punctuation) for word in words(canonical(text))}
+        {canonical(word).strip(string.punctuation) for word in words(text)}
         for text in (query, target)
     )
     return of_query <= of_target | {""}

@@ -141,7 +141,8 @@ def score_retrieval(
     results: dict[str, Any] = recalls(ranks) | {"n": len(rows)}
     if settings.queries_file:
         queries = read_queries(settings.queries_file)
-        embeddings = encoder.encode(queries)  # sentences of one kind, with the default prompt
+        # sentences of one kind, with the default prompt
+        embeddings = encoder.encode(queries, prompt=encoder.prompts.default)
         results["examples"] = [
             {"query": query, "hits": best_hits(row, texts, settings.top_k)}
             for query, row in zip(queries, normalize(embeddings) @ corpus.T, strict=True)

@@ -54,6 +54,13 @@ def require_single(root: Path) -> None:
         )
 
 
+def card_folder(folder: Path) -> Path:
+    """Return the folder with a model's card. Both encoders of a Router have one together."""
+    root = folder.parent
+    is_route = folder.name in ROUTES and os.path.isfile(root / ROUTER)
+    return root if is_route else folder
+
+
 def write_router(root: Path) -> None:
     """Write the files that combine both folders into one model."""
     types = {

@@ -26,14 +26,13 @@ from diffcse_jax.data.queries import (
 )
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import Split
-from diffcse_jax.documents.language import SAMPLE_TEXTS
+from diffcse_jax.documents.document import Document
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, DataError, UserError, counted
+from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, UserError, counted
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.metrics import Metric
 from diffcse_jax.hosts import log_line
-from diffcse_jax.models.foreign_text import foreign_texts
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.tokenizer import cutting_tokenizer
 from diffcse_jax.run_folder.records import Measured
@@ -83,13 +82,12 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     check_interpolation(config, base)
     start = base.encoder(config)
     prompts = base.recorded.prompts
+    _check_prompt(config, base, prompts.query)
     open_run(workdir, config, base.checkpoint, base.tokenizer, None, prompts=prompts)
 
     # 2. The passages with the embeddings that they keep, and who asks for them.
     index, is_held_out = _open_passages(workdir, config, split, start)
     texts = searched_texts(index.passages)
-    if warning := foreign_texts(start.name, start.languages, texts[:SAMPLE_TEXTS]):
-        log_line(f"warning: {warning}")
     train = config.train
     count = train.steps * train.batch_size
     of_training, held_out = (np.flatnonzero(is_held_out == each) for each in (False, True))
@@ -138,7 +136,8 @@ def _check(config: Config) -> None:
         )
     if config.data.augmentation != "none" or config.model.projector != "none":
         raise ConfigError(
-            "query_distillation: set data.augmentation='none' and model.projector='none'"
+            "query_distillation trains the embeddings of whole queries, which a projector or an "
+            "augmentation would change. Set data.augmentation='none' and model.projector='none'"
         )
     if config.data.prompts:
         raise ConfigError(
@@ -147,6 +146,7 @@ def _check(config: Config) -> None:
         )
     if not config.train.steps:
         raise ConfigError("query_distillation makes as many queries as it needs. Set train.steps")
+    IndexSettings("hybrid").check()
 
 
 def _check_pooler(config: Config, base: StartingCheckpoint) -> None:
@@ -157,6 +157,16 @@ def _check_pooler(config: Config, base: StartingCheckpoint) -> None:
             f"query_distillation: documents keep the embeddings of {base.name}, so queries need "
             f"its pooler, and not {pooler}. Set model.pooler='own', or start from an encoder with "
             "another pooler than cls"
+        )
+
+
+def _check_prompt(config: Config, base: StartingCheckpoint, prompt: str) -> None:
+    """Refuse a prompt of queries that leaves no room for them."""
+    length = len(base.tokenizer.encode(prompt))
+    if length >= config.data.max_length:
+        raise ConfigError(
+            f"data.max_length={config.data.max_length} leaves no room for text: the prompt of "
+            f"queries has {length} tokens with [CLS] and [SEP]. Give a larger data.max_length"
         )
 
 
@@ -171,7 +181,7 @@ def _open_passages(
     The first process makes it or, if a run resumes, only reads it.
     """
     folder = workdir / PASSAGES
-    is_held_out, documents = zip(*split.all(), strict=True)
+    is_held_out, documents = _divided(split)
 
     def make() -> None:
         index = Index.of_settings(IndexSettings("hybrid"), start)
@@ -196,6 +206,15 @@ def _open_passages(
             f"data.train_file={split.name} gives no passages of {kind} documents. Give more text"
         )
     return index, of_passages
+
+
+def _divided(split: Split) -> tuple[Sequence[bool], Sequence[Document]]:
+    """Return which documents are held out, and all documents."""
+    divided = [*split.all()]
+    if not divided:
+        raise NoSentencesError(f"{split.name}: no usable text ({split.ledger.summary()})")
+    is_held_out, documents = zip(*divided, strict=True)
+    return is_held_out, documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,8 +262,9 @@ class Teacher:
         )
         best = np.unique(np.concatenate([*near, *by_words]))[:MOST_RANKED]
         generator = np.random.Generator(np.random.Philox([seed, zlib.crc32(b"candidates")]))
-        others = np.setdiff1d(generator.permutation(total)[:MOST_RANKED], best)
-        return np.sort(np.concatenate([best, others[: MOST_RANKED - len(best)]]))
+        sampled = generator.permutation(total)[:MOST_RANKED]
+        others = sampled[~np.isin(sampled, best)][: MOST_RANKED - len(best)]
+        return np.sort(np.concatenate([best, others]))
 
     def scores(
         self, queries: Queries, vectors: Vectors, candidates: Rows
@@ -331,7 +351,7 @@ class TeacherAgreement(Metric[Encoder]):
     """The share of the teacher's ten best passages that are among the encoder's, x 100."""
 
     queries: Queries
-    best: Int[np.ndarray, "queries 10"]  # of the teacher
+    best: Int[np.ndarray, "queries best"]  # of the teacher
     contents: Contents
 
     @classmethod
@@ -346,7 +366,8 @@ class TeacherAgreement(Metric[Encoder]):
             some = queries.some(at_once)
             candidates = teacher.candidates(some, vectors[at_once], seed=0)
             scores = teacher.scores(some, vectors[at_once], candidates)
-            best += [candidates[best_rows(row, TOP)] for row in scores]
+            count = min(TOP, len(candidates) - 1)  # without the passage that a query is made of
+            best += [candidates[best_rows(row, count)] for row in scores]
         return cls(AGREEMENT, batch_size, queries, np.stack(best), teacher.contents)
 
     def measure(self, model: Encoder) -> Measured:

@@ -29,7 +29,7 @@ def columns_text(columns: Mapping[str, Any], place: Place, ledger: Ledger) -> st
         return ""
     try:
         text = readable(_as_json(present), mark=r"\\u")  # JSON writes a backslash twice
-    except (RecursionError, ValueError, TypeError) as error:
+    except (RecursionError, ValueError) as error:
         names = listed(present)
         deep = isinstance(error, RecursionError)
         why = "is nested too deeply" if deep else f"cannot be stored as JSON ({error})"
@@ -49,10 +49,21 @@ def _is_missing(value: Any) -> bool:
 
 def _as_json(values: Mapping[str, Any]) -> str:
     """Return JSON, in which numbers that it does not have, such as infinity, are text."""
-    text = ENCODER.encode(values)
+    try:
+        text = ENCODER.encode(values)
+    except TypeError:  # about keys, which the encoder does not convert
+        text = ENCODER.encode(_with_text_keys(values))
     if "NaN" in text or "Infinity" in text:
         text = ENCODER.encode(json.loads(text, parse_constant=_spelled))
     return text
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _with_text_keys(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(each) for each in value]
+    return value
 
 
 def _spelled(constant: str) -> str:

@@ -100,9 +100,16 @@ def _may_be_large(group: pq.RowGroupMetaData, leaves: Sequence[int]) -> bool:
     if BATCH_ROWS * stored <= MOST_DECODED:
         return False
     compressed = sum(chunk.total_compressed_size for chunk in chunks)
-    return stored > COMPRESSED_MORE * compressed or any(
-        _dictionary_size(chunk) > LARGE_DICTIONARY for chunk in chunks
-    )
+    return stored > COMPRESSED_MORE * compressed or any(map(_is_repeated, chunks))
+
+
+def _is_repeated(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Return whether a batch of one column may be large, because its values are repeated."""
+    size = chunk.total_uncompressed_size
+    if BATCH_ROWS * size <= MOST_DECODED:
+        return False
+    is_compressed_more = size > COMPRESSED_MORE * chunk.total_compressed_size
+    return is_compressed_more or _dictionary_size(chunk) > LARGE_DICTIONARY
 
 
 def _dictionary_size(chunk: pq.ColumnChunkMetaData) -> int:

@@ -236,7 +236,7 @@ def _share_of_rows(taken: list[Line], dialect: Dialect) -> float:
         return 1
     free = dialect._replace(width=0)
     return statistics.fmean(
-        # A line with fewer separators is no row: this is known in a tenth of the time.
+        # A line with fewer separators is not a row: this is known in a tenth of the time.
         line[1].count(dialect.separator) >= dialect.width - 1
         and len(_alone(line, free).fields) == dialect.width
         for line in taken
