@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from diffcse_jax.data.columns import column_names
+from diffcse_jax.data.sources import GIVEN
 from diffcse_jax.data.split import held_out_together
 from diffcse_jax.documents.document import digest
 from diffcse_jax.documents.ledger import Ledger, Place, usable
@@ -25,12 +26,6 @@ def write_sentences(texts: Iterable[Text]) -> Path:
     """
     rows = enumerate(_columns(texts), 1)
     return _write((as_json(row, f"text {number}") for number, row in rows), ".jsonl")
-
-
-def shown_name(train_file: str) -> str:
-    """Return how messages name a run's text. What `write_sentences` has written has no name."""
-    is_given = Path(train_file).parent == cache_folder("text")
-    return "the text given to train" if is_given else train_file
 
 
 def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
@@ -72,7 +67,7 @@ def write_held_out(texts: Iterable[Text], share: float) -> tuple[Path, Path]:
 def _write(lines: Iterable[str], suffix: str) -> Path:
     """Write lines to a file in the cache folder, whose name is a hash of them."""
     text = "".join(f"{line}\n" for line in lines)
-    path = cache_folder("text") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{suffix}"
+    path = cache_folder(GIVEN) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{suffix}"
     instead = "set XDG_CACHE_HOME to another folder"
     with disk_errors(path.parent, safe="Nothing was started.", instead=instead):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.columns import (
@@ -18,7 +19,6 @@ from diffcse_jax.data.columns import (
     training_columns,
     why_not,
 )
-from diffcse_jax.data.given import shown_name
 from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.data.split import Split
 from diffcse_jax.data.token_store import Corpus, Row
@@ -34,6 +34,7 @@ from diffcse_jax.documents.text.lines import LineBlock, read_blocks
 from diffcse_jax.errors import DataError, NoSentencesError, counted
 
 OPTION = "data.train_file"
+GIVEN = "given_to_train"  # the cache folder of text that was given in memory (`given.py`)
 NO_ROWS = "without rows to train on (data.pairs makes some of documents)"
 SENTENCE = ("sentence",)  # the column of a line
 
@@ -76,6 +77,12 @@ def _opened(data: DataConfig, *, of_rows: bool = False) -> Opened:
     )
     source = opened.source._replace(name=shown_name(data.train_file))
     return dataclasses.replace(opened, source=source)
+
+
+def shown_name(train_file: str) -> str:
+    """Return how messages name a run's text. What `train` was given has no name."""
+    is_given = Path(train_file).parent.name == GIVEN
+    return "the text given to train" if is_given else train_file
 
 
 def _require_one_kind(opened: Opened, columns: Sequence[str]) -> None:

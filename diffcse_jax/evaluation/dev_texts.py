@@ -11,9 +11,8 @@ import numpy as np
 
 from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.config.groups import MASKED_ACCURACY
-from diffcse_jax.data.given import shown_name
 from diffcse_jax.data.pairs import short_passages
-from diffcse_jax.data.sources import open_split
+from diffcse_jax.data.sources import open_split, shown_name
 from diffcse_jax.data.split import Split
 from diffcse_jax.documents.document import digest
 from diffcse_jax.errors import DataError, counted

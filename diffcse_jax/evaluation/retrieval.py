@@ -15,8 +15,7 @@ from jaxtyping import Bool, Float, Float32, Int
 
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.columns import training_columns
-from diffcse_jax.data.given import shown_name
-from diffcse_jax.data.sources import open_corpus
+from diffcse_jax.data.sources import open_corpus, shown_name
 from diffcse_jax.documents.find import DOCSTRINGS
 from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.documents.open import open_pairs

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diffcse_jax.config import Config
-from diffcse_jax.data.given import shown_name
+from diffcse_jax.data.sources import shown_name
 from diffcse_jax.errors import CheckpointError, counted, require_extra
 from diffcse_jax.io import expand_path, read_json_object, replace_file
 from diffcse_jax.run_folder import records

@@ -8,10 +8,9 @@ from jax.sharding import Mesh
 
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource
-from diffcse_jax.data.given import shown_name
 from diffcse_jax.data.pairs import stored_length
 from diffcse_jax.data.sampling import Crops, examples_of, open_augmentation
-from diffcse_jax.data.sources import open_corpus, open_split
+from diffcse_jax.data.sources import open_corpus, open_split, shown_name
 from diffcse_jax.data.token_store import Examples, TokenStore
 from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.evaluation.dev import build_dev_evaluation
