@@ -138,6 +138,19 @@ def test_settings_that_do_not_fit_are_refused(key, value, message, tmp_path):
         queries.train_queries(Config.from_dict(values), tmp_path / "run")
 
 
+def test_what_was_read_is_accounted_for(tmp_path, capfd):
+    (tmp_path / "notes.bin").write_bytes(b"\0")
+    for number, passage in enumerate(PASSAGES):
+        (tmp_path / f"{number}.md").write_text(passage)
+    values = flat(shipped_config("adapt_queries").to_dict())
+    values["data.train_file"] = str(tmp_path)
+    is_held_out, documents = queries._divided(open_split(Config.from_dict(values).data))
+    assert len(is_held_out) == len(documents) == len(PASSAGES)
+    printed = capfd.readouterr().err
+    assert "8 documents" in printed
+    assert "skipped 1 file" in printed
+
+
 def test_text_without_documents_is_refused(tmp_path):
     (tmp_path / "text.txt").write_text("\n\n")
     values = flat(shipped_config("adapt_queries").to_dict())

@@ -225,9 +225,7 @@ def write_folder(source: Source, root: Path) -> None:
         settings = sentence_folder.SETTINGS
         shutil.copyfile(root / routes.DOCUMENT / settings, root / settings)
     if source.saved is None:
-        of_model = source.checkpoints.documents.root
-        if source.checkpoints.queries is not None:
-            of_model = of_model.parent
+        of_model = routes.card_folder(source.checkpoints.documents.root)
         for name in (SEARCH, CARD):
             if (of_model / name).is_file():
                 shutil.copyfile(of_model / name, root / name)

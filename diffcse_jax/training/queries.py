@@ -32,7 +32,7 @@ from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, UserErr
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.metrics import Metric
-from diffcse_jax.hosts import log_line
+from diffcse_jax.hosts import log_line, report
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.tokenizer import cutting_tokenizer
 from diffcse_jax.run_folder.records import Measured
@@ -115,6 +115,7 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
             optimizer=make_optimizer(config.optim, train.steps),
             source=source,
             text=io.json_digest([split.fingerprint(), texts])[:32],
+            unknown=float(np.mean(start.largely_unknown(texts))),
             evaluation=evaluation,
             sentences=source.texts,
             callbacks=callbacks,
@@ -209,10 +210,11 @@ def _open_passages(
 
 
 def _divided(split: Split) -> tuple[Sequence[bool], Sequence[Document]]:
-    """Return which documents are held out, and all documents."""
+    """Return which documents are held out, and all documents. Print what was read."""
     divided = [*split.all()]
     if not divided:
         raise NoSentencesError(f"{split.name}: no usable text ({split.ledger.summary()})")
+    report(split.ledger)
     is_held_out, documents = zip(*divided, strict=True)
     return is_held_out, documents
 
