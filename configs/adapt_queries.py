@@ -5,7 +5,7 @@ Queries that are made of the documents learn how a hybrid search ranks passages.
 Command:  python train.py --config configs/adapt_queries.py --config.data.train_file=documents.txt
 Start:    MiniLM (6 blocks of 384) with mean pooling, or any other sentence encoder with
           --config.model.name_or_path. Documents keep its embeddings, so that an index or a vector
-          store stays valid.
+          store stays valid. data.train_file may be an index, whose embeddings the run then takes.
 Teacher:  BM25 with the weight 0.2 and the starting checkpoint, in all passages of the documents.
 Queries:  windows, sentences and rare words of passages. Each leaves its own passage out of the
           ranking. A tenth of the documents makes no queries for training. Queries of these

@@ -159,8 +159,18 @@ def test_text_without_documents_is_refused(tmp_path):
         queries._divided(open_split(Config.from_dict(values).data))
 
 
+def test_an_index_that_does_not_fit_is_refused(tmp_path):
+    Index(None, PASSAGES, mode="lexical").save(tmp_path / "words")
+    with pytest.raises(ConfigError, match="words holds words alone"):
+        queries._with_words(Index.load(tmp_path / "words"))
+    values = flat(shipped_config("adapt_queries").to_dict())
+    values |= {"data.train_file": str(tmp_path / "words"), "data.columns": ("text",)}
+    with pytest.raises(ConfigError, match=r"Leave data\.columns out"):
+        queries._open_text(Config.from_dict(values))
+
+
 @pytest.mark.slow
-def test_a_run_resumes_and_exports_both_encoders(tmp_path, minilm_dir, monkeypatch):
+def test_a_run_resumes_and_exports_both_encoders(tmp_path, minilm_dir, monkeypatch, capfd):
     start = write_tiny_model(tmp_path / "start", minilm_dir, blocks=1, pooler=False)
     write(start, RecordedPooler("avg"), 1, HIDDEN)
     text = tmp_path / "text.txt"
@@ -182,6 +192,15 @@ def test_a_run_resumes_and_exports_both_encoders(tmp_path, minilm_dir, monkeypat
         read_parameters(tmp_path / name / "checkpoints/4")[0] for name in ("whole", "resumed")
     )
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+
+    # From an index of the same documents: nothing is encoded again, and the result is the same.
+    capfd.readouterr()
+    values = flat(config.to_dict()) | {"data.train_file": str(tmp_path / "whole/passages")}
+    api.run(Config.from_dict(values), tmp_path / "of_index")
+    assert "passages with" not in capfd.readouterr().err
+    of_index = read_parameters(tmp_path / "of_index/checkpoints/4")[0]
+    jax.tree.map(np.testing.assert_array_equal, of_index, whole)
+    assert not (tmp_path / "of_index/passages").exists()
 
     both = SentenceEncoder.from_pretrained(tmp_path / "whole")
     before = SentenceEncoder.from_pretrained(start)

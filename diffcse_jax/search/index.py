@@ -159,7 +159,7 @@ class Index:
             embeddings = StoredEmbeddings.of(store.mapped(), settings.storage)
             record = store.encoder
         if settings.mode != "dense" and len(passages):
-            lexical = _lexical(searched_texts(passages), settings.language, show_progress=True)
+            lexical = lexical_index(searched_texts(passages), settings.language, show_progress=True)
         contents = Contents(documents, passages, embeddings, lexical)
         return cls.of(Stored(settings, contents, record), name=str(store.folder))
 
@@ -368,7 +368,7 @@ class Index:
             embeddings = embeddings.updated(order, none if vectors is None else vectors)
         if self.mode != "dense" and len(table):
             texts = searched_texts(table)
-            lexical = _lexical(texts, self.settings.language, show_progress=show_progress)
+            lexical = lexical_index(texts, self.settings.language, show_progress=show_progress)
         return Contents(documents, table, embeddings, lexical)
 
     # Search
@@ -547,7 +547,7 @@ def _read(source: Documents, *, show_progress: bool, strict: bool) -> Reading:
     return Reading(documents, frozenset(ledger.emptied))
 
 
-def _lexical(texts: Sequence[str], language: str, *, show_progress: bool) -> LexicalIndex:
+def lexical_index(texts: Sequence[str], language: str, *, show_progress: bool) -> LexicalIndex:
     """Count the words of texts, and say in which language they are read, unless it was named."""
     if not language:
         choice = choose_language(texts)

@@ -2,15 +2,18 @@
 
 The teacher is a hybrid search with the starting checkpoint in all passages of the text. It ranks
 them for queries that are made of the training documents' passages, and the encoder of queries
-learns these rankings. The passages are an index, which the run folder keeps (`WORKDIR/passages`).
+learns these rankings. The passages are those of an index that the text names, or of one that the
+run makes and keeps (`WORKDIR/passages`).
 """
 
 import dataclasses
+import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float32, Int
 
@@ -26,13 +29,15 @@ from diffcse_jax.data.queries import (
 )
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import Split
-from diffcse_jax.documents.document import Document
+from diffcse_jax.documents.document import Document, Documents, Section
+from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, UserError, counted
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.metrics import Metric
 from diffcse_jax.hosts import log_line, report
+from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.tokenizer import cutting_tokenizer
 from diffcse_jax.run_folder.records import Measured
@@ -40,9 +45,10 @@ from diffcse_jax.run_folder.start import PASSAGES, open_run
 from diffcse_jax.search.contents import Contents, searched_texts, whole_numbers
 from diffcse_jax.search.folder import is_index
 from diffcse_jax.search.fusion import combine
-from diffcse_jax.search.index import Index
+from diffcse_jax.search.index import Index, find_index, lexical_index
 from diffcse_jax.search.lexical import best_rows, found_by_words
 from diffcse_jax.search.settings import IndexSettings, Input
+from diffcse_jax.search.vector_store import find_store
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.loop import Run
@@ -76,7 +82,7 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     _check(config)
     mesh = make_mesh(config)
     config = resolved(config, mesh)
-    split = open_split(config.data)
+    split, existing = _open_text(config)
     config, base, vocabulary = networks.open_start(config, mesh)
     _check_pooler(config, base)
     check_interpolation(config, base)
@@ -86,14 +92,18 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     open_run(workdir, config, base.checkpoint, base.tokenizer, None, prompts=prompts)
 
     # 2. The passages with the embeddings that they keep, and who asks for them.
-    index, is_held_out = _open_passages(workdir, config, split, start)
-    texts = searched_texts(index.passages)
+    is_held_out, documents = _divided(split)
+    index = existing or _index_of(documents, split.name, workdir / PASSAGES, config, start)
+    index.use(start)
+    contents = _with_words(index)
+    is_held_out = _of_passages(is_held_out, contents.passages, split.name)
+    texts = searched_texts(contents.passages)
     train = config.train
     count = train.steps * train.batch_size
     of_training, held_out = (np.flatnonzero(is_held_out == each) for each in (False, True))
     frequencies = word_frequencies(texts)
     queries = _make_queries(texts, frequencies, of_training, count, train.seed_of("order"))
-    teacher = Teacher(index.contents, config.query_distillation.bm25)
+    teacher = Teacher(contents, config.query_distillation.bm25)
     source = RankedQueries(config, base, mesh, queries=queries, teacher=teacher)
 
     # 3. The dev evaluation: what a run chooses by, and how far both rankings agree.
@@ -174,39 +184,33 @@ def _check_prompt(config: Config, base: StartingCheckpoint, prompt: str) -> None
 # Passages
 
 
-def _open_passages(
-    workdir: Path, config: Config, split: Split, start: SentenceEncoder
-) -> tuple[Index, Bool[np.ndarray, " passages"]]:
-    """Return an index of all documents, and which of its passages are of held-out ones.
-
-    The first process makes it or, if a run resumes, only reads it.
-    """
-    folder = workdir / PASSAGES
-    is_held_out, documents = _divided(split)
-
-    def make() -> None:
-        index = Index.of_settings(IndexSettings("hybrid"), start)
-        if is_index(folder):
-            try:
-                index = Index.load(folder, start)
-            except UserError as error:
-                log_line(f"notice: {error}. The passages are encoded again.")
-        before = index.documents
-        index.put_input(
-            Input(split.name), documents, batch_size=config.eval.batch_size, show_progress=True
+def _open_text(config: Config) -> tuple[Split, Index | None]:
+    """Open the text: documents, or an index (or the output of `embed`) that holds them already."""
+    path = expand_path(config.data.train_file)
+    if not path.is_dir() or not (is_index(path) or find_store(path)):
+        return open_split(config.data), None
+    if config.data.columns:
+        raise ConfigError(
+            f"data.columns={config.data.columns}: the passages of {path} are made already. Leave "
+            "data.columns out"
         )
-        if index.documents is not before:
-            index.save(folder)
+    index = find_index(path)
+    return Split(_documents_of(index), config.data.held_out), index
 
-    hosts.decided_by_first(make)
-    index = Index.load(folder, start)
-    of_passages = np.array(is_held_out)[whole_numbers(index.passages["document"])]
-    if of_passages.all() or not of_passages.any():
-        kind = "held-out" if not of_passages.any() else "training"
-        raise DataError(
-            f"data.train_file={split.name} gives no passages of {kind} documents. Give more text"
-        )
-    return index, of_passages
+
+def _documents_of(index: Index) -> Documents:
+    """Return the documents of an index. Each passage is a section."""
+
+    def read(ledger: Ledger) -> Iterator[Document]:
+        titles, texts = (index.passages[name].to_pylist() for name in ("title", "text"))
+        sections = [Section(title, (text,)) for title, text in zip(titles, texts, strict=True)]
+        ids = index.documents["id"].to_pylist()
+        bounds = np.searchsorted(whole_numbers(index.passages["document"]), range(len(ids) + 1))
+        for name, (first, end) in zip(ids, itertools.pairwise(bounds), strict=True):
+            ledger.keep()
+            yield Document(name, tuple(sections[first:end]))
+
+    return Documents(index.name, read, lambda: io.json_digest(searched_texts(index.passages)))
 
 
 def _divided(split: Split) -> tuple[Sequence[bool], Sequence[Document]]:
@@ -217,6 +221,61 @@ def _divided(split: Split) -> tuple[Sequence[bool], Sequence[Document]]:
     report(split.ledger)
     is_held_out, documents = zip(*divided, strict=True)
     return is_held_out, documents
+
+
+def _index_of(
+    documents: Sequence[Document], name: str, folder: Path, config: Config, start: SentenceEncoder
+) -> Index:
+    """Return an index of documents in the run folder.
+
+    The first process makes it or, if a run resumes, only reads it.
+    """
+
+    def make() -> None:
+        index = Index.of_settings(IndexSettings("hybrid"), start)
+        if is_index(folder):
+            try:
+                index = Index.load(folder, start)
+            except UserError as error:
+                log_line(f"notice: {error}. The passages are encoded again.")
+        before = index.documents
+        index.put_input(
+            Input(name), documents, batch_size=config.eval.batch_size, show_progress=True
+        )
+        if index.documents is not before:
+            index.save(folder)
+
+    hosts.decided_by_first(make)
+    return Index.load(folder)
+
+
+def _with_words(index: Index) -> Contents:
+    """Return what an index holds, with the words of its passages, which it may lack."""
+    contents = index.contents
+    if not contents.embeddings:
+        raise ConfigError(
+            f"{index.name} holds words alone, and queries learn to find embeddings. Build it again "
+            "in mode dense or hybrid"
+        )
+    if contents.lexical or not len(contents.passages):
+        return contents
+    words = lexical_index(
+        searched_texts(contents.passages), index.settings.language, show_progress=True
+    )
+    return dataclasses.replace(contents, lexical=words)
+
+
+def _of_passages(
+    is_held_out: Sequence[bool], passages: pa.Table, name: str
+) -> Bool[np.ndarray, " passages"]:
+    """Return which passages are of held-out documents."""
+    of_passages = np.array(is_held_out)[whole_numbers(passages["document"])]
+    if of_passages.all() or not of_passages.any():
+        kind = "held-out" if not of_passages.any() else "training"
+        raise DataError(
+            f"data.train_file={name} gives no passages of {kind} documents. Give more text"
+        )
+    return of_passages
 
 
 @dataclasses.dataclass(frozen=True)
