@@ -8,14 +8,15 @@ Their queries and judgements are people's own, and no run trains on them.
 COLLECTIONS contains a folder for each collection in BEIR's form. Each run trains on a collection's
 documents, with the preset `adapt` (`ours`) or with sentence-transformers' recipe for pairs on the
 same texts (`pairs`), from the same starting checkpoint, with the same number of steps, batch size
-and sentence length. `queries` trains the encoder of queries alone, with the preset `adapt_queries`.
+and sentence length. `queries` trains the encoder of queries alone, with the preset `adapt_queries`,
+from an index of the documents, so that its time is without encoding them.
 `pretrained` first continues the starting checkpoint as a masked LM on the documents (configuration
 `masked_lm`), and then does as `ours`.
 
 Five systems then answer the questions: BM25, the starting checkpoint, the trained model (the best
-checkpoint, even if the run exports the start), and both with BM25, whose weight is the default.
-`recommended` is the one that the run recommends. Paired randomisation tests compare scores of the
-same questions, which are means over the seeds.
+checkpoint, even if the run exports the start), and both with BM25, with each weight that a run may
+recommend. `recommended` is the one that the run recommends. Paired randomisation tests compare
+scores of the same questions, which are means over the seeds.
 
 WORK keeps each result, so the same command resumes after an interruption.
 """
@@ -38,9 +39,12 @@ import scipy.stats
 from benchmarks import adaptation_recipes, measure
 from diffcse_jax.config import Config, shipped_config
 from diffcse_jax.errors import reported_to_user
+from diffcse_jax.search.modes import DEFAULT_WEIGHT, HIGHER_WEIGHT
 
 OURS, PAIRS, PRETRAINED, QUERIES = "ours", "pairs", "pretrained", "queries"
 START, TRAINED, WITH_BM25, RECOMMENDED = "start", "trained", " + BM25", "recommended"
+# The ends of names of hybrid systems, and the weight of BM25.
+HYBRID = {WITH_BM25: DEFAULT_WEIGHT, f"{WITH_BM25} {HIGHER_WEIGHT:g}": HIGHER_WEIGHT}
 COMPARED = (
     (START, START + WITH_BM25),
     (START, TRAINED),
@@ -51,39 +55,45 @@ COMPARED = (
     (START + WITH_BM25, RECOMMENDED),
     (START, f"{QUERIES}: {TRAINED}"),
     (START + WITH_BM25, f"{QUERIES}: {TRAINED}{WITH_BM25}"),
+    (START + WITH_BM25, f"{QUERIES}: {RECOMMENDED}"),
 )
 
 Scores = dict[str, dict[str, dict[str, float]]]  # by system, measure and query
 
 
-def answer(folder: Path, model: Path | str, name: str) -> Scores:
+def answer(folder: Path, model: Path | str, name: str, embeddings: Path | None = None) -> Scores:
     """Score BM25, a model, and both, on the questions of a collection.
 
     Args:
         folder: The collection.
         model: The model's name or folder.
         name: The name of the model as a system.
+        embeddings: The file of the starting checkpoint's embeddings of the documents, which it
+            writes if there is none. Models that keep them take them.
     """
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.retrieval import measure as score
     from diffcse_jax.evaluation.search_collections import read_collection
     from diffcse_jax.search.fusion import combine
     from diffcse_jax.search.lexical import LexicalIndex, best_rows, found_by_words
-    from diffcse_jax.search.modes import DEFAULT_WEIGHT
 
     collection = read_collection(folder)
     encoder = SentenceEncoder.from_pretrained(str(model))
     documents, queries = [*collection.documents.values()], [*collection.queries.values()]
-    similarities = (
-        encoder.encode_query(queries, normalize=True)
-        @ encoder.encode_document(documents, normalize=True).T
-    )
+    if embeddings and embeddings.is_file():
+        of_documents = np.load(embeddings)
+    else:
+        of_documents = encoder.encode_document(documents, normalize=True)
+        if embeddings:
+            np.save(embeddings, of_documents)
+    similarities = encoder.encode_query(queries, normalize=True) @ of_documents.T
     index, ids = LexicalIndex.build(documents), [*collection.documents]
     rankings: dict[str, dict[str, dict[str, float]]] = {}
     for key, text, dense in zip(collection.queries, queries, similarities, strict=True):
         lexical = index.scores(text)
-        both = combine(dense, lexical, DEFAULT_WEIGHT, dense, lexical)
-        found = {"BM25": lexical, name: dense, name + WITH_BM25: both}
+        found = {"BM25": lexical, name: dense}
+        for end, weight in HYBRID.items():
+            found[name + end] = combine(dense, lexical, weight, dense, lexical)
         for system, scores in found.items():
             best_of = found_by_words if system == "BM25" else best_rows
             rows = best_of(scores, 101)  # one more than counts: a query does not find itself
@@ -92,17 +102,27 @@ def answer(folder: Path, model: Path | str, name: str) -> Scores:
     return {system: score(collection.judgements, ranking) for system, ranking in rankings.items()}
 
 
-def measure_start(folder: Path, model: str) -> dict[str, Any]:
+def measure_start(folder: Path, model: str, place: Path) -> dict[str, Any]:
     """Score a starting checkpoint on people's questions, and on queries made of the documents."""
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.queries import queries_of_documents
     from diffcse_jax.evaluation.systems import compare_systems
 
-    scores = answer(folder, model, START)
+    scores = answer(folder, model, START, embeddings_of(place))
     compared = compare_systems(
         {START: SentenceEncoder.from_pretrained(model)}, queries_of_documents(str(folder))
     )
     return {"scores": scores, "made": [system.summary() for system in compared]}
+
+
+def embeddings_of(place: Path) -> Path:
+    """Return the file of a starting checkpoint's embeddings of documents.
+
+    Args:
+        place: The path of a part, `WORK/COLLECTION.MODEL.RECIPE.SEED`.
+    """
+    collection, model, *_ = place.name.split(".")
+    return place.with_name(f"{collection}.{model}.documents.npy")
 
 
 def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
@@ -110,6 +130,9 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
     from diffcse_jax.run_folder.records import read_selection
     from diffcse_jax.training.train import train_in_folder
 
+    keeps_documents = "query_distillation" in config.losses
+    if keeps_documents:
+        config = from_index(config, place)
     start = time.process_time()
     verdict = train_in_folder(config, place)
     processor_seconds = time.process_time() - start
@@ -124,13 +147,26 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
             Config.from_dict(values | {"eval": values["eval"] | {"keep_start": False}}), place
         )
     return {
-        "scores": answer(folder, place, TRAINED),
+        "scores": answer(folder, place, TRAINED, embeddings_of(place) if keeps_documents else None),
         "verdict": verdict,
         "made": selection.systems,
         RECOMMENDED: name_of(system) if system else None,
         "exported": selection.interpolation,
         "processor_seconds": processor_seconds,  # of the run, without the scores above
     }
+
+
+def from_index(config: Config, place: Path) -> Config:
+    """Return the same training from an index of the documents, which is built if there is none."""
+    from diffcse_jax import SentenceEncoder
+
+    folder = embeddings_of(place).with_suffix(".index")
+    if not folder.is_dir():
+        encoder = SentenceEncoder.from_pretrained(config.model.name_or_path)
+        encoder.build_index(config.data.train_file, mode="hybrid").save(folder)
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, train_file=str(folder))
+    )
 
 
 def measure_pretrained(folder: Path, config: Config, place: Path) -> dict[str, Any]:
@@ -283,7 +319,8 @@ def name_of(system: Mapping[str, Any]) -> str:
     if not system["encoder"]:
         return "BM25"
     name = TRAINED if system["encoder"] == THIS_MODEL else START
-    return name + (WITH_BM25 if system["mode"] == "hybrid" else "")
+    ends = {weight: end for end, weight in HYBRID.items()}
+    return name + (ends[system["weight"]] if system["mode"] == "hybrid" else "")
 
 
 def main() -> None:
@@ -318,6 +355,7 @@ def main() -> None:
                 measure_start,
                 options.data / name,
                 options.model,
+                options.work / f"{name}.{short}.start",
             )
             for name in names
         }

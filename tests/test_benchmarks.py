@@ -223,8 +223,11 @@ def test_a_collection_is_recorded_with_the_score_of_each_seed():
     assert record["tests"]["start -> trained"]["difference"] == 2.5
     assert record["runs"] == {"ours": [{"seconds": 9.0}] * 2}
     ways = [("", "lexical", 3), ("minilm", "dense", 2), ("this model", "hybrid", 1)]
-    made = [{"encoder": encoder, "mode": mode, "score": score} for encoder, mode, score in ways]
-    asked = {"BM25": {"a": 40}, "start": {"a": 50}, "trained + BM25": {"a": 55}}
+    made = [
+        {"encoder": encoder, "mode": mode, "score": score, "weight": 0.2}
+        for encoder, mode, score in ways
+    ]
+    asked = {"BM25": {"a": 40}, "start": {"a": 50}, "trained + BM25 0.2": {"a": 55}}
     run = {"made": made, "all": asked, "recommended": "start"}
     costs = {"tau": pytest.approx(-1), "lost": 15, "lost_recommended": 5}
     assert search_collections.agreement(run) == costs
