@@ -18,7 +18,8 @@ from diffcse_jax.evaluation.metrics import RetrievalMetric, general_sentences, p
 from diffcse_jax.evaluation.queries import halve, held_out_queries, queries_of_documents
 from diffcse_jax.evaluation.runner import find_task
 from diffcse_jax.evaluation.systems import HYBRID, System
-from diffcse_jax.search.modes import DEFAULT_WEIGHT
+from diffcse_jax.models.sentence_folder import NO_PROMPTS
+from diffcse_jax.search.modes import DEFAULT_WEIGHT, HIGHER_WEIGHT
 
 TRAINING = [
     "one two three four five six",
@@ -473,6 +474,7 @@ def test_systems_are_compared_by_the_queries_that_judge():
     assert hybrid.weight > DEFAULT_WEIGHT  # the others, which words alone answer, chose it
     made = dataclasses.replace(metric, document_of=range(20))
     assert systems.compare_systems({"letters": letters()}, made)[-1].weight == DEFAULT_WEIGHT
+    assert systems.compare_systems({"letters": letters()}, made, 0.2)[-1].weight == 0.2
 
 
 def test_copies_of_a_text_are_one_target_for_every_system(capsys):
@@ -563,6 +565,34 @@ def test_queries_that_repeat_their_texts_do_not_compare_systems():
     kept = metric.without_repetitions()
     assert (kept.queries, kept.targets, kept.judges) == (["four ten"], texts[1:2], [False])
     assert (kept.passages, kept.document_of) == ([1], [1])
+
+
+class Numbers:
+    """An encoder that knows the number in a text, and nothing else."""
+
+    pooler, truncate_dim, queries, prompts = "avg", None, None, NO_PROMPTS
+
+    def encode(self, sentences, *, batch_size=64, prompt=None):
+        angles = [float(re.search(r"\d+", text)[0]) / 40 for text in sentences]
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def test_made_queries_give_words_that_find_as_much_a_higher_weight():
+    numbers = range(120)
+    targets = [f"t{number} word{number} text" for number in numbers]
+
+    def weight(queries, count=120):
+        metric = RetrievalMetric(
+            "mixed_retrieval", 64, queries[:count], targets[:count], range(count), range(count)
+        )
+        return systems.weight_of_words(Numbers(), metric)
+
+    by_both = [f"q{number} word{number}" for number in numbers]
+    by_number = [f"q{number} nothing" for number in numbers]
+    assert weight(by_both) == HIGHER_WEIGHT
+    assert weight(by_number) == DEFAULT_WEIGHT
+    assert weight(by_both, 99) == DEFAULT_WEIGHT  # too few documents
+    assert weight(targets) == DEFAULT_WEIGHT  # queries that repeat their texts tell nothing
 
 
 def test_documents_are_compared_without_labels(tmp_path):

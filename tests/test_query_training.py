@@ -161,10 +161,11 @@ def test_text_without_documents_is_refused(tmp_path):
 
 def test_an_index_that_does_not_fit_is_refused(tmp_path):
     Index(None, PASSAGES, mode="lexical").save(tmp_path / "words")
-    with pytest.raises(ConfigError, match="words holds words alone"):
-        queries._with_words(Index.load(tmp_path / "words"))
     values = flat(shipped_config("adapt_queries").to_dict())
-    values |= {"data.train_file": str(tmp_path / "words"), "data.columns": ("text",)}
+    values |= {"data.train_file": str(tmp_path / "words")}
+    with pytest.raises(ConfigError, match="words holds words alone"):
+        queries._open_text(Config.from_dict(values))
+    values |= {"data.columns": ("text",)}
     with pytest.raises(ConfigError, match=r"Leave data\.columns out"):
         queries._open_text(Config.from_dict(values))
 

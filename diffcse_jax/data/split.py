@@ -85,9 +85,20 @@ class Split:
 
     def held_out(self) -> Iterator[Numbered]:
         """Yield the documents that are held out, without boilerplate."""
-        if not self.share:
-            return
-        for number, document in self._kept(~self._read.is_training):
+        if self.share:
+            yield from self._asked(~self._read.is_training)
+
+    def sample(self, most: int) -> Iterator[Numbered]:
+        """Yield documents without boilerplate, evenly spaced if there are more than `most`.
+
+        A share must be held out.
+        """
+        chosen = np.zeros(len(self._read.is_training), bool)
+        chosen[:: max(1, -(-len(chosen) // most))] = True
+        yield from self._asked(chosen)
+
+    def _asked(self, chosen: Bool[np.ndarray, " documents"]) -> Iterator[Numbered]:
+        for number, document in self._kept(chosen):
             sections = tuple(map(self._without_boilerplate, document.sections))
             yield number, Document(document.id, sections, document.place)
 

@@ -37,16 +37,25 @@ class Encoder(Protocol):
         ...
 
 
-class CachedEncoder:
-    """Computes each sentence once, however many tasks ask for it, and keeps its embedding."""
+Known = dict[str, dict[str, np.ndarray]]  # embeddings by prompt and sentence
 
-    def __init__(self, encoder: Encoder):
+
+class CachedEncoder:
+    """Computes each sentence once, however many tasks ask for it, and keeps its embedding.
+
+    Args:
+        encoder: The encoder.
+        known: Where embeddings are kept, if several encoders share them. They must encode
+            documents alike, and may have different encoders of queries.
+    """
+
+    def __init__(self, encoder: Encoder, known: Known | None = None):
         self.pooler = encoder.pooler
         self.truncate_dim = encoder.truncate_dim
         self.prompts = encoder.prompts
         self.encoder = encoder  # for what is not computed from embeddings
         self.queries = None if encoder.queries is None else CachedEncoder(encoder.queries)
-        self._embeddings: dict[str, dict[str, np.ndarray]] = {}  # by prompt
+        self._embeddings: Known = {} if known is None else known
 
     def encode(
         self, sentences: Sequence[str], *, batch_size: int = 64, prompt: str | None = None

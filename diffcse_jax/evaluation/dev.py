@@ -14,7 +14,7 @@ import numpy as np
 from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.config.groups import MASKED_ACCURACY
 from diffcse_jax.data.split import Split
-from diffcse_jax.evaluation import CachedEncoder, Encoder, search_collections
+from diffcse_jax.evaluation import CachedEncoder, Encoder, Known, search_collections
 from diffcse_jax.evaluation.dev_texts import AllTexts, Texts, missing_sts_data, read_texts
 from diffcse_jax.evaluation.masked_lm import MaskedAccuracy, TrainingTokens
 from diffcse_jax.evaluation.metrics import (
@@ -51,6 +51,8 @@ class DevEvaluation(Generic[Model]):
     ] = ()  # those of `eval.hold`, which the exported model may not lower
     # Measures general quality, which training on a narrow domain may lower.
     drift_check: Metric[Model] | None = None
+    # Queries of all documents, which compare searches that need no training.
+    untrained: RetrievalMetric | None = None
 
     @property
     def metric(self) -> str:
@@ -96,11 +98,14 @@ class DevEvaluation(Generic[Model]):
         return worse
 
 
+@dataclasses.dataclass(frozen=True)
 class EncoderEvaluation(DevEvaluation[Encoder]):
     """The dev evaluation of encoders, whose metrics share embeddings."""
 
+    known: Known | None = None  # what all models share, if they encode documents alike
+
     def prepared(self, model: Encoder) -> Encoder:
-        return CachedEncoder(model)
+        return CachedEncoder(model, self.known)
 
 
 def build_dev_evaluation(
@@ -111,6 +116,7 @@ def build_dev_evaluation(
     tokens: TrainingTokens | None = None,
     *,
     others: Sequence[Metric[Encoder]] = (),
+    keeps_documents: bool = False,
 ) -> EncoderEvaluation:
     """Build the evaluation that `eval` describes, the same on all processes.
 
@@ -126,6 +132,8 @@ def build_dev_evaluation(
         split: The documents of the text, if they are open already. They are not read again.
         tokens: The tokens of the training text, for `masked_accuracy`.
         others: Metrics that are only reported, beside those of `eval.beside`.
+        keeps_documents: All models encode documents as the start does, so each text is encoded
+            once for all evaluations.
     """
     options = config.eval
 
@@ -133,7 +141,7 @@ def build_dev_evaluation(
         texts = read_texts(config, training, split, tokens)
         return texts._replace(chosen=_divided(texts.chosen))
 
-    chosen, also, hold = decided_by_first(read)
+    chosen, also, hold, untrained = decided_by_first(read)
     return EncoderEvaluation(
         chosen=_metric_of(chosen, options.batch_size, tokens),
         text=json_digest(chosen),
@@ -142,6 +150,8 @@ def build_dev_evaluation(
         drift_check=build_drift_check(options, start)
         if start and (options.guard or options.max_drop)
         else None,
+        known={} if keeps_documents else None,
+        untrained=_retrieval(untrained, options.batch_size) if untrained else None,
     )
 
 
@@ -174,13 +184,17 @@ def _metric_of(
         assert tokens is not None  # otherwise there are no texts
         return MaskedAccuracy(name, batch_size, texts["token_ids"], tokens)
     if "queries" in texts:
-        return RetrievalMetric.of_rows(name, batch_size, texts["queries"], texts.get("judges"))
+        return _retrieval(texts, batch_size)
     if "collection" in texts:
         collection = search_collections.Collection(*texts["collection"])
         return CollectionMetric(name, batch_size, collection, judges=texts.get("judges"))
     return CorrelationMetric(
         name, batch_size, {key: ScoredPairs(*each) for key, each in texts["sets"].items()}
     )
+
+
+def _retrieval(texts: Texts, batch_size: int) -> RetrievalMetric:
+    return RetrievalMetric.of_rows(texts["name"], batch_size, texts["queries"], texts.get("judges"))
 
 
 def _divided(texts: Texts) -> Texts:

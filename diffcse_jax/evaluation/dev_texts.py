@@ -19,11 +19,14 @@ from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import retrieval, search_collections
 from diffcse_jax.evaluation.graded_pairs import read_graded_pairs
 from diffcse_jax.evaluation.masked_lm import TrainingTokens
+from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS
 from diffcse_jax.evaluation.queries import (
     HELD_OUT_PAIRS,
+    MIXED,
     MOST_PAIRS,
     TrainingTexts,
     held_out_queries,
+    queries_of_all,
     training_halves,
 )
 from diffcse_jax.evaluation.senteval_data import senteval_folder, size_problem
@@ -50,11 +53,16 @@ class Texts(TypedDict, total=False):
 
 
 class AllTexts(NamedTuple):
-    """The text of the metric that chooses, and of those of `eval.beside` and `eval.hold`."""
+    """The text of the metric that chooses, and of those of `eval.beside` and `eval.hold`.
+
+    `untrained` has queries of all documents, if the chosen ones are made of the held-out documents.
+    They compare searches that need no training.
+    """
 
     chosen: Texts
     also: list[Texts]
     hold: list[Texts]
+    untrained: Texts | None
 
 
 def read_texts(
@@ -97,7 +105,16 @@ def read_texts(
             hold.append(texts)
         except DataError as error:
             log_line(f"notice: eval.hold: {name} is left out: {error}")
-    return AllTexts(chosen, others, hold)
+    return AllTexts(chosen, others, hold, _untrained(config, metric, split))
+
+
+def _untrained(config: Config, metric: str, split: Split | None) -> Texts | None:
+    """Return queries of all documents, if the metric that chooses has some of held-out ones."""
+    is_made = split and split.share and metric in HELD_OUT_PAIRS
+    if split is None or not is_made or metric in SYMMETRIC_METRICS:
+        return None
+    queries = queries_of_all(split, config.data.max_length)
+    return {"name": MIXED, "queries": queries} if queries else None
 
 
 def _texts(

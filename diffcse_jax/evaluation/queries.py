@@ -10,7 +10,7 @@ from diffcse_jax.config import DataConfig
 from diffcse_jax.data.pairs import FEWEST_CHARACTERS, lead_and_rest, short_passages
 from diffcse_jax.data.sampling import WINDOW
 from diffcse_jax.data.sources import open_split
-from diffcse_jax.data.split import Split, texts_of
+from diffcse_jax.data.split import Numbered, Split, texts_of
 from diffcse_jax.documents.document import Section, digest
 from diffcse_jax.documents.ledger import Ledger, Place, usable
 from diffcse_jax.documents.sentences import join, some_words, split_sentences, width, words
@@ -19,11 +19,14 @@ from diffcse_jax.evaluation.metrics import RetrievalMetric
 from diffcse_jax.hosts import report
 
 MOST_PAIRS = 1000
+MOST_ASKED = 4000  # documents, if all may be asked for
 FEWEST_WORDS = 6  # in a sentence that is halved
 MOST_WORDS = 64  # in the rest of a document after its lead
 MOST_TOKENS = 128  # in a passage that is searched
 WINDOWS = 2  # for each passage
 KEYWORDS = 5  # for each passage
+
+MIXED = "mixed_retrieval"
 
 TrainingTexts = Callable[[], Iterable[str]]  # starts a pass over the sentences of a text
 Pairs = list[tuple[str, str]]  # queries, and the texts that they should find
@@ -38,14 +41,14 @@ def queries_of_documents(file: str, *, strict: bool = False) -> RetrievalMetric:
     on_bad_line = "error" if strict else "skip"
     split = open_split(DataConfig(train_file=file, held_out=1.0, on_bad_line=on_bad_line))
     report(split.ledger)
-    name = "mixed_retrieval"
-    queries = choose_queries(_queries_of(split, MOST_TOKENS, name), MOST_PAIRS)
+    documents = split.held_out()
+    queries = choose_queries(_queries_of(documents, split.name, MOST_TOKENS, MIXED), MOST_PAIRS)
     if len(queries) < 2:
         raise DataError(
             f"{file}: its documents give {counted(len(queries), 'quer{y}')}, and a comparison "
             "needs two. Documents with titles, or with at least two sentences, give queries"
         )
-    return RetrievalMetric.of_rows(name, 64, queries)
+    return RetrievalMetric.of_rows(MIXED, 64, queries)
 
 
 def held_out_queries(split: Split, max_length: int, metric: str, most: int) -> list[Query]:
@@ -57,7 +60,7 @@ def held_out_queries(split: Split, max_length: int, metric: str, most: int) -> l
         metric: The name of the metric.
         most: The largest number of queries.
     """
-    chosen = choose_queries(_queries_of(split, max_length, metric), most)
+    chosen = choose_queries(_queries_of(split.held_out(), split.name, max_length, metric), most)
     if len(chosen) < 2:
         left = f"data.held_out={split.share} of data.train_file={split.name} leaves"
         raise DataError(
@@ -67,11 +70,22 @@ def held_out_queries(split: Split, max_length: int, metric: str, most: int) -> l
     return chosen
 
 
-def _queries_of(split: Split, max_length: int, metric: str) -> Iterator[Query]:
-    """Yield the queries of the held-out documents."""
+def queries_of_all(split: Split, max_length: int) -> list[Query]:
+    """Return queries of all documents or, of many, of a sample. A share must be held out.
+
+    They also ask for what a run trains on, so they compare searches that need no training.
+    """
+    documents = split.sample(MOST_ASKED)
+    return choose_queries(_queries_of(documents, split.name, max_length, MIXED), MOST_PAIRS)
+
+
+def _queries_of(
+    documents: Iterable[Numbered], name: str, max_length: int, metric: str
+) -> Iterator[Query]:
+    """Yield the queries of documents."""
     passages = itertools.count()
-    unusable = Ledger(split.name)  # pairs whose texts are empty or too long
-    for number, document in split.held_out():
+    unusable = Ledger(name)  # pairs whose texts are empty or too long
+    for number, document in documents:
         for section in document.sections:
             for pairs in HELD_OUT_PAIRS[metric](section, max_length):
                 passage = next(passages)
@@ -194,5 +208,5 @@ HELD_OUT_PAIRS: dict[str, Callable[[Section, int], Iterator[Pairs]]] = {
     "lead_retrieval": _leads,
     "neighbours_retrieval": _neighbours,
     "halves_retrieval": _halves_of_sentences,
-    "mixed_retrieval": _mixed,
+    MIXED: _mixed,
 }

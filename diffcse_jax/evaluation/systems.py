@@ -23,12 +23,13 @@ from diffcse_jax.hosts import log_line
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.fusion import combine
 from diffcse_jax.search.lexical import LexicalIndex
-from diffcse_jax.search.modes import DEFAULT_WEIGHT
+from diffcse_jax.search.modes import DEFAULT_WEIGHT, HIGHER_WEIGHT
 from diffcse_jax.search.words import choose_language
 
 BM25 = "BM25"
 HYBRID = "mrr with BM25"
 PREFERRED_MODES = ("hybrid", "dense", "lexical")
+FEWEST_DOCUMENTS = 100  # whose queries tell whether BM25 is worse than an encoder
 
 Scores = Float32[np.ndarray, "queries texts"]
 Ranks = Float[np.ndarray, " queries"]
@@ -100,11 +101,19 @@ class System:
         return paired_interval([before], [self.reciprocal_ranks], groups=self.groups)
 
 
-def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) -> list[System]:
+def compare_systems(
+    encoders: Mapping[str, Encoder], metric: RetrievalMetric, weight: float = DEFAULT_WEIGHT
+) -> list[System]:
     """Search for the targets of a dev metric: by BM25, then by encoders, alone and with BM25.
 
     If the queries of the metric are divided, those that judge are compared, and the others choose
-    weights. Queries that were made of documents do not choose weights.
+    weights.
+
+    Args:
+        encoders: The encoders by name.
+        metric: The queries and their targets.
+        weight: The weight of BM25 beside encoders, if the queries were made of documents. Such
+            queries would choose one that is too high.
     """
     answers = metric.answers
     groups = metric.groups[metric.judging]
@@ -123,9 +132,25 @@ def compare_systems(encoders: Mapping[str, Encoder], metric: RetrievalMetric) ->
         ranks = retrieval.ranks_among(similarities, answers.target, ignored)[metric.judging]
         systems.append(system(name, "dense", name, 0.0, ranks))
         contest = Contest(similarities, words, answers.target, ignored)
-        weight, ranks = _hybrid(contest, metric)
-        systems.append(system(f"{name} + {BM25}", "hybrid", name, weight, ranks))
+        chosen, ranks = _hybrid(contest, metric, weight)
+        systems.append(system(f"{name} + {BM25}", "hybrid", name, chosen, ranks))
     return systems
+
+
+def weight_of_words(encoder: Encoder, metric: RetrievalMetric) -> float:
+    """Return the weight of BM25 beside an encoder, by queries that were made of documents.
+
+    It is higher than the default if BM25 alone is not significantly worse than the encoder alone.
+    On people's questions, such collections gained by the higher weight, and others lost by it
+    (docs/records/search.md). Queries all of whose words stand in their targets do not count.
+    """
+    metric = metric.without_repetitions()
+    documents, _ = metric.sample
+    if documents < FEWEST_DOCUMENTS:
+        return DEFAULT_WEIGHT
+    words, dense, _ = compare_systems({"encoder": encoder}, metric)
+    is_worse = dense.interval(words)[0] > 0
+    return DEFAULT_WEIGHT if is_worse else HIGHER_WEIGHT
 
 
 def _word_scores(metric: RetrievalMetric) -> Scores:
@@ -138,14 +163,14 @@ def _word_scores(metric: RetrievalMetric) -> Scores:
     return np.stack([index.scores(query) for query in metric.queries])[:, copies]
 
 
-def _hybrid(contest: Contest, metric: RetrievalMetric) -> tuple[float, Ranks]:
+def _hybrid(contest: Contest, metric: RetrievalMetric, of_made: float) -> tuple[float, Ranks]:
     """Return the weight of BM25, and the ranks of the queries that judge.
 
-    Queries that were made of documents have the default weight. If all others choose and judge,
+    Queries that were made of documents have the weight `of_made`. If all others choose and judge,
     each half of the groups is ranked with the weight of the other half.
     """
     if metric.is_made:
-        return DEFAULT_WEIGHT, contest.of(metric.judging).ranks(DEFAULT_WEIGHT)
+        return of_made, contest.of(metric.judging).ranks(of_made)
     if metric.judges is not None:
         weight = contest.of(metric.choosing).weight()
         return weight, contest.of(metric.judging).ranks(weight)

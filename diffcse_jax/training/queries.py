@@ -87,16 +87,17 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     _check_pooler(config, base)
     check_interpolation(config, base)
     start = base.encoder(config)
+    if existing:
+        existing.use(start)
     prompts = base.recorded.prompts
     _check_prompt(config, base, prompts.query)
     open_run(workdir, config, base.checkpoint, base.tokenizer, None, prompts=prompts)
 
     # 2. The passages with the embeddings that they keep, and who asks for them.
-    is_held_out, documents = _divided(split)
+    documents_held_out, documents = _divided(split)
     index = existing or _index_of(documents, split.name, workdir / PASSAGES, config, start)
-    index.use(start)
     contents = _with_words(index)
-    is_held_out = _of_passages(is_held_out, contents.passages, split.name)
+    is_held_out = _of_passages(documents_held_out, contents.passages, split.name)
     texts = searched_texts(contents.passages)
     train = config.train
     count = train.steps * train.batch_size
@@ -110,7 +111,7 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     asked = _make_queries(texts, frequencies, held_out, MOST_AGREEMENT, 0)
     agreement = TeacherAgreement.of(asked, teacher, start, config.eval.batch_size)
     evaluation = build_dev_evaluation(
-        config, lambda: texts, lambda: start, split, others=[agreement]
+        config, lambda: texts, lambda: start, split, others=[agreement], keeps_documents=True
     )
 
     # 4. Training.
@@ -195,6 +196,11 @@ def _open_text(config: Config) -> tuple[Split, Index | None]:
             "data.columns out"
         )
     index = find_index(path)
+    if not index.embeddings:
+        raise ConfigError(
+            f"{path} holds words alone, and queries learn to find embeddings. Build it again in "
+            "mode dense or hybrid"
+        )
     return Split(_documents_of(index), config.data.held_out), index
 
 
@@ -252,11 +258,6 @@ def _index_of(
 def _with_words(index: Index) -> Contents:
     """Return what an index holds, with the words of its passages, which it may lack."""
     contents = index.contents
-    if not contents.embeddings:
-        raise ConfigError(
-            f"{index.name} holds words alone, and queries learn to find embeddings. Build it again "
-            "in mode dense or hybrid"
-        )
     if contents.lexical or not len(contents.passages):
         return contents
     words = lexical_index(
