@@ -105,15 +105,15 @@ def read_texts(
             hold.append(texts)
         except DataError as error:
             log_line(f"notice: eval.hold: {name} is left out: {error}")
-    return AllTexts(chosen, others, hold, _untrained(config, metric, split))
+    return AllTexts(chosen, others, hold, _untrained(metric, split))
 
 
-def _untrained(config: Config, metric: str, split: Split | None) -> Texts | None:
+def _untrained(metric: str, split: Split | None) -> Texts | None:
     """Return queries of all documents, if the metric that chooses has some of held-out ones."""
     is_made = split and split.share and metric in HELD_OUT_PAIRS
     if split is None or not is_made or metric in SYMMETRIC_METRICS:
         return None
-    queries = queries_of_all(split, config.data.max_length)
+    queries = queries_of_all(split)
     return {"name": MIXED, "queries": queries} if queries else None
 
 

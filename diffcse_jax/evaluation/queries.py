@@ -70,13 +70,13 @@ def held_out_queries(split: Split, max_length: int, metric: str, most: int) -> l
     return chosen
 
 
-def queries_of_all(split: Split, max_length: int) -> list[Query]:
+def queries_of_all(split: Split) -> list[Query]:
     """Return queries of all documents or, of many, of a sample. A share must be held out.
 
     They also ask for what a run trains on, so they compare searches that need no training.
     """
     documents = split.sample(MOST_ASKED)
-    return choose_queries(_queries_of(documents, split.name, max_length, MIXED), MOST_PAIRS)
+    return choose_queries(_queries_of(documents, split.name, MOST_TOKENS, MIXED), MOST_PAIRS)
 
 
 def _queries_of(
