@@ -105,14 +105,20 @@ def answer(folder: Path, model: Path | str, name: str, embeddings: Path | None =
 def measure_start(folder: Path, model: str, place: Path) -> dict[str, Any]:
     """Score a starting checkpoint on people's questions, and on queries made of the documents."""
     from diffcse_jax import SentenceEncoder
+    from diffcse_jax.evaluation import CachedEncoder
     from diffcse_jax.evaluation.queries import queries_of_documents
-    from diffcse_jax.evaluation.systems import compare_systems
+    from diffcse_jax.evaluation.systems import compare_systems, weight_of_words
 
     scores = answer(folder, model, START, embeddings_of(place))
-    compared = compare_systems(
-        {START: SentenceEncoder.from_pretrained(model)}, queries_of_documents(str(folder))
-    )
-    return {"scores": scores, "made": [system.summary() for system in compared]}
+    metric = queries_of_documents(str(folder))
+    encoder = CachedEncoder(SentenceEncoder.from_pretrained(model))
+    weight = weight_of_words(START, encoder, metric)
+    compared = compare_systems({START: encoder}, metric.without_repetitions(), weight)
+    return {
+        "scores": scores,
+        "made": [system.summary() for system in compared],
+        "weight": weight,
+    }
 
 
 def embeddings_of(place: Path) -> Path:
@@ -285,6 +291,7 @@ def summarise(start: dict[str, Any], runs: Mapping[str, list[dict[str, Any]]]) -
         CHOOSES: table,
         "tests": tests,
         "made queries": {each["name"]: each["score"] for each in start["made"]},
+        "weight of BM25": start["weight"],  # that the made queries give
         "runs": {
             recipe: [{key: run[key] for key in KEPT if key in run} for run in each]
             for recipe, each in runs.items()

@@ -207,7 +207,7 @@ def test_a_collection_is_recorded_with_the_score_of_each_seed():
             for name, value in by_system.items()
         }
 
-    start = {"scores": scores(BM25=40, start=50, start_BM25=60), "made": []}
+    start = {"scores": scores(BM25=40, start=50, start_BM25=60), "made": [], "weight": 0.1}
     runs = [
         {"scores": scores(trained=52 + seed, trained_BM25=61), "made": [], "seconds": 9.0}
         for seed in (0, 1)

@@ -48,7 +48,7 @@ def score_documents(encoder: Encoder, file: str, settings: EvaluationSettings) -
     Queries are made of the user's documents.
     """
     metric = queries_of_documents(file, strict=settings.strict)
-    weight = weight_of_words(encoder, metric)
+    weight = weight_of_words("the encoder", encoder, metric)
     systems = compare_systems({"encoder": encoder}, metric, weight)
     bm25, dense, hybrid = systems
     scores = {"mrr": dense.score, HYBRID: hybrid.score, BM25: bm25.score, "n": len(metric.queries)}

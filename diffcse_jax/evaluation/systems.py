@@ -24,7 +24,7 @@ from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.fusion import combine
 from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import DEFAULT_WEIGHT, HIGHER_WEIGHT
-from diffcse_jax.search.words import choose_language
+from diffcse_jax.search.words import LanguageChoice, choose_language
 
 BM25 = "BM25"
 HYBRID = "mrr with BM25"
@@ -115,6 +115,14 @@ def compare_systems(
         weight: The weight of BM25 beside encoders, if the queries were made of documents. Such
             queries would choose one that is too high.
     """
+    words, language = _word_scores(metric)
+    log_line(f"BM25: {language}")
+    return _compared(encoders, metric, words, weight)
+
+
+def _compared(
+    encoders: Mapping[str, Encoder], metric: RetrievalMetric, words: Scores, weight: float
+) -> list[System]:
     answers = metric.answers
     groups = metric.groups[metric.judging]
     ignored = answers.ignored(0, len(metric.queries))
@@ -122,7 +130,7 @@ def compare_systems(
     def system(name: str, mode: str, encoder: str, weight: float, ranks: Ranks) -> System:
         return System(name, mode, encoder, weight, 100 / ranks, groups)
 
-    words = answers.scores(_word_scores(metric))
+    words = answers.scores(words)
     ranks = retrieval.ranks_among(words, answers.target, ignored)[metric.judging]
     systems = [system(BM25, "lexical", "", 1.0, ranks)]
     for name, encoder in encoders.items():
@@ -137,8 +145,8 @@ def compare_systems(
     return systems
 
 
-def weight_of_words(encoder: Encoder, metric: RetrievalMetric) -> float:
-    """Return the weight of BM25 beside an encoder, by queries that were made of documents.
+def weight_of_words(name: str, encoder: Encoder, metric: RetrievalMetric) -> float:
+    """Return the weight of BM25 beside an encoder, by queries that were made of documents; say why.
 
     It is higher than the default if BM25 alone is not significantly worse than the encoder alone.
     On people's questions, such collections gained by the higher weight, and others lost by it
@@ -148,19 +156,27 @@ def weight_of_words(encoder: Encoder, metric: RetrievalMetric) -> float:
     documents, _ = metric.sample
     if documents < FEWEST_DOCUMENTS:
         return DEFAULT_WEIGHT
-    words, dense, _ = compare_systems({"encoder": encoder}, metric)
+    scores, _ = _word_scores(metric)
+    words, dense, _ = _compared({name: encoder}, metric, scores, DEFAULT_WEIGHT)
     is_worse = dense.interval(words)[0] > 0
-    return DEFAULT_WEIGHT if is_worse else HIGHER_WEIGHT
+    weight = DEFAULT_WEIGHT if is_worse else HIGHER_WEIGHT
+    log_line(
+        f"weight of BM25: {weight:g}, because it alone is {'' if is_worse else 'not '}clearly "
+        f"worse than {name} alone ({words.score:.2f} and {dense.score:.2f} on {metric.units})"
+    )
+    return weight
 
 
-def _word_scores(metric: RetrievalMetric) -> Scores:
-    """Return the BM25 score of each target for each query. Copies of a target are indexed once."""
+def _word_scores(metric: RetrievalMetric) -> tuple[Scores, LanguageChoice]:
+    """Return the BM25 score of each target for each query, and the language of the words.
+
+    Copies of a target are indexed once.
+    """
     copies = groups_of([canonical(text) for text in metric.targets])
     texts = [metric.targets[row] for row in first_rows(copies)]
     choice = choose_language(texts)
-    log_line(f"BM25: {choice}")
     index = LexicalIndex.build(texts, choice.language)
-    return np.stack([index.scores(query) for query in metric.queries])[:, copies]
+    return np.stack([index.scores(query) for query in metric.queries])[:, copies], choice
 
 
 def _hybrid(contest: Contest, metric: RetrievalMetric, of_made: float) -> tuple[float, Ranks]:

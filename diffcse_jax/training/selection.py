@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, UserError
-from diffcse_jax.evaluation import Encoder, systems
+from diffcse_jax.evaluation import systems
 from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric
 from diffcse_jax.evaluation.systems import System
 from diffcse_jax.hosts import log_line
@@ -549,7 +549,9 @@ def _compare_systems(run: Run, mixtures: Mixtures, weight: float) -> list[System
     models = {run.base.name: run.base.encoder(run.config), THIS_MODEL: mixtures.encoder(weight)}
     encoders = {name: run.evaluation.prepared(model) for name, model in models.items()}
     try:
-        of_words = _weight_of_words(run, encoders[run.base.name])
+        of_words = DEFAULT_WEIGHT
+        if untrained := run.evaluation.untrained:  # by the start, which has trained on no text
+            of_words = systems.weight_of_words(run.base.name, encoders[run.base.name], untrained)
         compared = systems.compare_systems(encoders, metric, of_words)
     except UserError as error:
         log_line(f"notice: BM25 was not compared: {error}")
@@ -559,20 +561,3 @@ def _compare_systems(run: Run, mixtures: Mixtures, weight: float) -> list[System
     for line in systems.describe(compared):
         log_line(line)
     return compared
-
-
-def _weight_of_words(run: Run, start: Encoder) -> float:
-    """Return the weight of BM25 for queries that were made of documents, and say why.
-
-    The starting checkpoint decides for both encoders, because it has trained on none of the texts.
-    """
-    untrained = run.evaluation.untrained
-    if untrained is None:
-        return DEFAULT_WEIGHT
-    weight = systems.weight_of_words(start, untrained)
-    if weight != DEFAULT_WEIGHT:
-        log_line(
-            f"BM25 has a weight of {weight:g} instead of {DEFAULT_WEIGHT:g}: alone, it is not "
-            f"clearly worse than {run.base.name} alone on queries of all documents."
-        )
-    return weight
