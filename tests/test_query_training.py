@@ -164,10 +164,10 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path):
     values = flat(shipped_config("adapt_queries").to_dict())
     values |= {"data.train_file": str(tmp_path / "words")}
     with pytest.raises(ConfigError, match="words holds words alone"):
-        queries._open_text(Config.from_dict(values))
+        queries.open_text(Config.from_dict(values))
     values |= {"data.columns": ("text",)}
     with pytest.raises(ConfigError, match=r"Leave data\.columns out"):
-        queries._open_text(Config.from_dict(values))
+        queries.open_text(Config.from_dict(values))
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, expand_path, write_text
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.run_folder.summary import RunSummary, curves, read_summary, readable
+from diffcse_jax.training.queries import open_text
 from diffcse_jax.version import __version__
 
 SECTIONS = {
@@ -142,8 +143,10 @@ def sample_of(config: Config) -> Sample:
         return open_corpus(config.data).first_texts()
 
     try:
-        is_labelled = config.needs("labels") or config.eval.metric in STS_METRICS
-        metric = None if is_labelled else build_dev_evaluation(config, training_sentences).chosen
+        metric = None
+        if not config.needs("labels") and config.eval.metric not in STS_METRICS:
+            split = open_text(config)[0] if config.trains_queries else None
+            metric = build_dev_evaluation(config, training_sentences, split=split).chosen
         if not isinstance(metric, RetrievalMetric):
             raise DataError("the dev metric has no pairs of query and text")
     except UserError as error:

@@ -82,7 +82,7 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     _check(config)
     mesh = make_mesh(config)
     config = resolved(config, mesh)
-    split, existing = _open_text(config)
+    split, existing = open_text(config)
     config, base, vocabulary = networks.open_start(config, mesh)
     _check_pooler(config, base)
     check_interpolation(config, base)
@@ -185,8 +185,11 @@ def _check_prompt(config: Config, base: StartingCheckpoint, prompt: str) -> None
 # Passages
 
 
-def _open_text(config: Config) -> tuple[Split, Index | None]:
-    """Open the text: documents, or an index (or the output of `embed`) that holds them already."""
+def open_text(config: Config) -> tuple[Split, Index | None]:
+    """Open the text of such a training: documents, or what holds them with their embeddings.
+
+    That is an index or the output of `embed`.
+    """
     path = expand_path(config.data.train_file)
     if not path.is_dir() or not (is_index(path) or find_store(path)):
         return open_split(config.data), None

@@ -28,6 +28,7 @@ from diffcse_jax.run_folder.records import (
     read_starts,
 )
 from diffcse_jax.training.networks import open_start
+from diffcse_jax.training.queries import open_text
 from diffcse_jax.training.sharding import make_mesh
 
 # Digests in `starts.jsonl` by what they are of.
@@ -137,8 +138,9 @@ def _score_start(run: StudyRun) -> dict[str, Any]:
         config, start, _ = open_start(run.config, make_mesh(run.config))
         applied = start.checkpoint.sentence_head.applied(start.pooler(config))
         settings = dataclasses.replace(settings, pooler=applied)
-    corpus = open_corpus(run.config.data)
-    measured = build_dev_evaluation(run.config, corpus.first_texts)
+    split = open_text(run.config)[0] if run.config.trains_queries else None
+    corpus = open_corpus(run.config.data, split)
+    measured = build_dev_evaluation(run.config, corpus.first_texts, split=split)
     dev = measured.measure(load_encoder(model, settings)).scores
     results = {
         "asked": run.asked,
