@@ -107,12 +107,12 @@ def measure_start(folder: Path, model: str, place: Path) -> dict[str, Any]:
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation import CachedEncoder
     from diffcse_jax.evaluation.queries import queries_of_documents
-    from diffcse_jax.evaluation.systems import compare_systems, weight_of_words
+    from diffcse_jax.evaluation.systems import compare_systems, made_weight, words_find_as_much
 
     scores = answer(folder, model, START, embeddings_of(place))
     metric = queries_of_documents(str(folder))
     encoder = CachedEncoder(SentenceEncoder.from_pretrained(model))
-    weight = weight_of_words(START, encoder, metric)
+    weight = made_weight(words_find_as_much(START, encoder, metric))
     compared = compare_systems({START: encoder}, metric.without_repetitions(), weight)
     return {
         "scores": scores,

@@ -585,7 +585,7 @@ def test_made_queries_give_words_that_find_as_much_a_higher_weight():
         metric = RetrievalMetric(
             "mixed_retrieval", 64, queries[:count], targets[:count], range(count), range(count)
         )
-        return systems.weight_of_words("numbers", Numbers(), metric)
+        return systems.made_weight(systems.words_find_as_much("numbers", Numbers(), metric))
 
     by_both = [f"q{number} word{number}" for number in numbers]
     by_number = [f"q{number} nothing" for number in numbers]

@@ -92,6 +92,11 @@ def test_a_model_that_loses_nothing_is_chosen_before_a_better_one_that_does():
         (BETTER._replace(score=59.0), CLEAR._replace(sample=3), "", True),
         (DROPPED, CLEAR, "", True),
         (LOST, CLEAR, "", True),
+        # Encoders of queries: made queries alone cannot tell.
+        (BETTER, UNCLEAR._replace(words_teach=True), "interval", False),
+        (BETTER, CLEAR._replace(words_teach=False), "", True),
+        (BETTER._replace(score=59.0), CLEAR._replace(words_teach=True), "", True),
+        (LOST, CLEAR._replace(words_teach=True), "", True),
     ],
 )
 def test_the_start_is_kept_unless_the_candidate_is_clearly_better(

@@ -36,7 +36,13 @@ from diffcse_jax.evaluation.queries import queries_of_documents
 from diffcse_jax.evaluation.results import GROUPS, RECORDED, Results, compare, details
 from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
 from diffcse_jax.evaluation.senteval_data import senteval_folder, size_problem
-from diffcse_jax.evaluation.systems import BM25, HYBRID, compare_systems, weight_of_words
+from diffcse_jax.evaluation.systems import (
+    BM25,
+    HYBRID,
+    compare_systems,
+    made_weight,
+    words_find_as_much,
+)
 from diffcse_jax.evaluation.trec_runs import check_run_files
 from diffcse_jax.io import expand_path, write_json
 from diffcse_jax.models.unread import added_up
@@ -48,7 +54,7 @@ def score_documents(encoder: Encoder, file: str, settings: EvaluationSettings) -
     Queries are made of the user's documents.
     """
     metric = queries_of_documents(file, strict=settings.strict)
-    weight = weight_of_words("the encoder", encoder, metric)
+    weight = made_weight(words_find_as_much("the encoder", encoder, metric))
     systems = compare_systems({"encoder": encoder}, metric, weight)
     bm25, dense, hybrid = systems
     scores = {"mrr": dense.score, HYBRID: hybrid.score, BM25: bm25.score, "n": len(metric.queries)}

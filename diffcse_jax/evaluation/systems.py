@@ -145,26 +145,39 @@ def _compared(
     return systems
 
 
-def weight_of_words(name: str, encoder: Encoder, metric: RetrievalMetric) -> float:
-    """Return the weight of BM25 beside an encoder, by queries that were made of documents; say why.
+def words_find_as_much(name: str, encoder: Encoder, metric: RetrievalMetric) -> bool | None:
+    """Return whether BM25 alone is not significantly worse than an encoder alone, and say so.
 
-    It is higher than the default if BM25 alone is not significantly worse than the encoder alone.
-    On people's questions, such collections gained by the higher weight, and others lost by it
-    (docs/records/search.md). Queries all of whose words stand in their targets do not count.
+    Return None if too few documents tell. Queries all of whose words stand in their targets do not
+    count.
+
+    Args:
+        name: The name of the encoder.
+        encoder: One that has not trained on the documents.
+        metric: Queries that were made of documents.
     """
     metric = metric.without_repetitions()
     documents, _ = metric.sample
     if documents < FEWEST_DOCUMENTS:
-        return DEFAULT_WEIGHT
+        return None
     scores, _ = _word_scores(metric)
     words, dense, _ = _compared({name: encoder}, metric, scores, DEFAULT_WEIGHT)
     is_worse = dense.interval(words)[0] > 0
-    weight = DEFAULT_WEIGHT if is_worse else HIGHER_WEIGHT
     log_line(
-        f"weight of BM25: {weight:g}, because it alone is {'' if is_worse else 'not '}clearly "
-        f"worse than {name} alone ({words.score:.2f} and {dense.score:.2f} on {metric.units})"
+        f"{BM25} alone is {'' if is_worse else 'not '}clearly worse than {name} alone "
+        f"({words.score:.2f} and {dense.score:.2f} on {metric.units}), so beside an encoder it "
+        f"weighs {made_weight(not is_worse):g}"
     )
-    return weight
+    return not is_worse
+
+
+def made_weight(words_find_as_much: bool | None) -> float:
+    """Return the weight of BM25 beside an encoder, if the queries were made of documents.
+
+    On people's questions, collections whose words find as much as the encoder gained by the higher
+    weight, and others lost by it (docs/records/search.md).
+    """
+    return HIGHER_WEIGHT if words_find_as_much else DEFAULT_WEIGHT
 
 
 def _word_scores(metric: RetrievalMetric) -> tuple[Scores, LanguageChoice]:

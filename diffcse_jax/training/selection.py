@@ -15,7 +15,7 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, UserError
 from diffcse_jax.evaluation import systems
 from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric
-from diffcse_jax.evaluation.systems import System
+from diffcse_jax.evaluation.systems import System, made_weight
 from diffcse_jax.hosts import log_line
 from diffcse_jax.models import layers
 from diffcse_jax.models.heads import SENTENCE_HEAD
@@ -25,7 +25,6 @@ from diffcse_jax.run_folder import records
 from diffcse_jax.run_folder.checkpoints import SavedEncoder, default_step, read_encoder
 from diffcse_jax.run_folder.finding import CHECKPOINTS
 from diffcse_jax.run_folder.records import FEWEST, Measured, Record, Selection
-from diffcse_jax.search.modes import DEFAULT_WEIGHT
 from diffcse_jax.training.callbacks import format_scores
 from diffcse_jax.training.loop import Run
 from diffcse_jax.training.networks import StartingCheckpoint
@@ -56,6 +55,9 @@ class Evidence(NamedTuple):
     best: float | None = None  # the score of the best checkpoint, if it is not a candidate
     # The score of the start with the pooler that the run trains, if that is not its own.
     start_with_pooler: float | None = None
+    # Whether BM25 finds enough to teach an encoder of queries, as people's questions say. None if
+    # another encoder is trained, or if too few documents tell.
+    words_teach: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +131,9 @@ def decide(
     Args:
         candidate: The best model of the run, with its score of the queries that judge.
         evidence: What is known about its gain.
-        keep_start: Export the starting checkpoint unless the candidate is clearly better.
+        keep_start: Export the starting checkpoint unless the candidate is clearly better. Of an
+            encoder of queries, made queries alone cannot tell (docs/records/search.md), so it must
+            be better where words teach.
         compared: Ways to search, if they were compared.
     """
     is_higher = candidate.score > evidence.start
@@ -139,7 +143,8 @@ def decide(
     elif is_higher and evidence.interval[0] <= 0:
         doubt = "interval"
     breaks_limit = bool(candidate.lost) or not candidate.keeps_quality
-    helped = is_higher and not doubt and not breaks_limit
+    is_clear = not doubt if evidence.words_teach is None else evidence.words_teach
+    helped = is_higher and is_clear and not breaks_limit
     keeps_start = keep_start and not helped
 
     def is_usable(system: System) -> bool:
@@ -231,12 +236,23 @@ def _result(decision: Decision, wording: Wording) -> str:
     candidate = decision.candidate
     if not decision.is_higher:
         result = "Training did not help"
-    elif decision.doubt:
+    elif decision.evidence.words_teach is False:
+        result = (
+            f"BM25 alone finds clearly less than {wording.start}, and people's questions gain "
+            "nothing by queries that learned from it (docs/query_encoders.md)"
+        )
+    elif decision.doubt and not decision.evidence.words_teach:
         result = "Training did not clearly help"
     elif candidate.lost:
         result = "Training helped, but other queries got worse"
     elif not candidate.keeps_quality:
         result = "Training helped, but general quality dropped too far"
+    elif decision.doubt:
+        return (
+            f"BM25 alone finds about as much as {wording.start}, and queries that learned from it "
+            "answered people's questions better (docs/query_encoders.md). You get the trained "
+            "model."
+        )
     else:
         return f"Training helped: the trained model is better than {wording.start}{wording.aspect}."
     if decision.keeps_start:
@@ -417,6 +433,8 @@ def select(run: Run, baseline: Record) -> str:
     judged = measured[candidate.weight]
     candidate = candidate._replace(score=chosen.judged(judged))
     needs_best = best.dev and 1.0 not in measured
+    words_find_as_much = _words_find_as_much(run)
+    compared = _compare_systems(run, mixtures, candidate.weight, made_weight(words_find_as_much))
     items, what = chosen.sample
     evidence = Evidence(
         start=_judged_start(run, baseline),
@@ -424,8 +442,8 @@ def select(run: Run, baseline: Record) -> str:
         sample=items,
         best=chosen.judged(Measured(best.dev, best.outcomes)) if needs_best else None,
         start_with_pooler=_start_with_pooler(run),
+        words_teach=words_find_as_much if run.config.trains_queries else None,
     )
-    compared = _compare_systems(run, mixtures, candidate.weight)
     keep_start = run.config.eval.keep_start
     decision = decide(candidate, evidence, keep_start=keep_start, compared=compared)
     wording = Wording(
@@ -537,7 +555,24 @@ def _limited_quality(run: Run, baseline: Record) -> str:
     return f"{metric} within eval.max_drop={most:g} of {baseline.dev[metric]:.2f}" if metric else ""
 
 
-def _compare_systems(run: Run, mixtures: Mixtures, weight: float) -> list[System]:
+def _words_find_as_much(run: Run) -> bool | None:
+    """Return whether BM25 finds about as much as the start, which has trained on no document.
+
+    Return None if the dev metric has no queries that were made of documents, or too few.
+    """
+    untrained = run.evaluation.untrained
+    if untrained is None:
+        return None
+    start = run.evaluation.prepared(run.base.encoder(run.config))
+    try:
+        return systems.words_find_as_much(run.base.name, start, untrained)
+    except UserError:  # without BM25, nothing is compared below, and a notice says so
+        return None
+
+
+def _compare_systems(
+    run: Run, mixtures: Mixtures, weight: float, weight_of_words: float
+) -> list[System]:
     """Compare BM25, the start and the trained model on the queries of the dev metric, if any."""
     metric = run.evaluation.chosen
     if not isinstance(metric, RetrievalMetric) or metric.name in SYMMETRIC_METRICS:
@@ -549,10 +584,7 @@ def _compare_systems(run: Run, mixtures: Mixtures, weight: float) -> list[System
     models = {run.base.name: run.base.encoder(run.config), THIS_MODEL: mixtures.encoder(weight)}
     encoders = {name: run.evaluation.prepared(model) for name, model in models.items()}
     try:
-        of_words = DEFAULT_WEIGHT
-        if untrained := run.evaluation.untrained:  # by the start, which has trained on no text
-            of_words = systems.weight_of_words(run.base.name, encoders[run.base.name], untrained)
-        compared = systems.compare_systems(encoders, metric, of_words)
+        compared = systems.compare_systems(encoders, metric, weight_of_words)
     except UserError as error:
         log_line(f"notice: BM25 was not compared: {error}")
         return []
