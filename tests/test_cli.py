@@ -1,4 +1,5 @@
 import ast
+import gc
 import importlib
 import importlib.metadata
 import inspect
@@ -194,6 +195,26 @@ def test_each_option_is_read():
                 read |= {each.value for each in names if isinstance(each, ast.Constant)}
     for command, (kind, _) in COMMANDS.items():
         assert {field.name for field in options_of(kind)} - read == set(), command
+
+
+def test_the_collector_leaves_out_what_a_process_has_imported(monkeypatch):
+    seen = []
+
+    def work(options):
+        seen.append(gc.isenabled())
+        return lambda: seen.append((gc.isenabled(), gc.get_freeze_count() > 0))
+
+    stub = cli.Command(COMMANDS["encode"].options, work)
+    arguments = ["encode", "--model", "minilm", "--input", "text.txt"]
+    monkeypatch.setitem(COMMANDS, "encode", stub)
+    assert cli.main(arguments) == 0
+    monkeypatch.setattr(sys, "argv", ["diffcse", *arguments])
+    try:
+        assert cli.main() == 0
+    finally:
+        gc.unfreeze()
+    # In a process that goes on, nothing changes.
+    assert seen == [True, (True, False), False, (True, True)]
 
 
 # What is printed
