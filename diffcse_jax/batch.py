@@ -138,9 +138,9 @@ def in_blocks(
 ) -> Shaped[np.ndarray, "blocks rest"]:
     """Group values of rows into blocks that are computed together; block = device * chunks + chunk.
 
-    A device has consecutive rows. Chunk c of a batch is its rows c, c + chunks, ...
+    A device has consecutive rows, and so has each of its chunks.
     """
-    return values.reshape(devices, -1, chunks).swapaxes(1, 2).reshape(devices * chunks, -1)
+    return values.reshape(devices * chunks, -1)
 
 
 def lay_out(lengths: Int[np.ndarray, "blocks rows"], length: int, capacity: int) -> PackedLayout:

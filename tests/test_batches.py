@@ -153,6 +153,13 @@ def test_layouts_hold_every_token_in_few_shapes(store):
     assert len(slots) > 1
 
 
+def test_chunks_leave_out_the_padding_of_the_shorter_column(tmp_path):
+    """Each chunk has both texts of its pairs, so that none has only the longer ones."""
+    store = store_of(tmp_path, np.tile([4, LONGEST], (EXAMPLES, 1)))
+    views = source_of(store, packing=Packing(chunks=2))[0]
+    assert views.layout.positions.shape == (2, (4 + LONGEST) * BATCH // 2)
+
+
 def test_processes_hold_slices_of_the_global_batch(store):
     whole = source_of(store, shards=Shards(range(4), 4), packing=Packing())
     parts = [

@@ -27,8 +27,9 @@ VALUES = np.random.default_rng(0).normal(size=(8, 6, 3)).astype(np.float32)
 WEIGHTS = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 
 
-def map_chunks(function, chunks, *rows):
-    return Computation(Networks(VOCABULARY, {}), {}, chunks=chunks).map_chunks(function, *rows)
+def map_chunks(function, chunks, *rows, devices=1):
+    computation = Computation(Networks(VOCABULARY, {}), {}, chunks, devices)
+    return computation.map_chunks(function, *rows)
 
 
 def test_chunks_need_the_memory_of_one_chunk():
@@ -51,7 +52,9 @@ def test_every_device_works_in_every_chunk():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     values = jax.device_put(np.zeros((32, 6, 3), np.float32), sharding)
-    function = jax.jit(lambda values: map_chunks(lambda part: jnp.tanh(part @ WEIGHTS), 2, values))
+    function = jax.jit(
+        lambda values: map_chunks(lambda part: jnp.tanh(part @ WEIGHTS), 2, values, devices=8)
+    )
     program = function.lower(values).compile()
     assert not [
         name

@@ -69,9 +69,9 @@ def test_each_device_packs_its_own_rows(lengths):
 def test_a_block_holds_the_rows_that_are_computed_together():
     rows = np.arange(16)
     assert in_blocks(rows, devices=2, chunks=1).tolist() == [[*range(8)], [*range(8, 16)]]
-    # Chunk c is the rows c, c + chunks, ... of each device.
+    # The two views of an example are in one chunk.
     assert in_blocks(rows, devices=2, chunks=4).tolist() == [
-        [0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]
+        [0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11], [12, 13], [14, 15]
     ]  # fmt: skip
 
 

@@ -80,19 +80,22 @@ class Computation:
         Args:
             function: Maps arrays with rows in front to such arrays. Rows must not depend on one
                 another.
-            rows: Arrays, or `TokenRows` with a layout of as many parts. The number of chunks
-                divides that of rows.
+            rows: Arrays, or `TokenRows` with a layout of as many parts. The number of devices
+                times that of chunks divides that of rows.
         """
-        chunks = self.chunks
+        chunks, devices = self.chunks, self.devices
         if chunks == 1:
             return function(*rows)
 
-        # Chunk c holds the rows c, c + chunks, ... so that each device has rows in every chunk.
+        # Chunk c holds part c of the rows of each device. Views of an example are neighbours, so
+        # they are in one chunk, and a chunk has as many tokens as others.
         def split(values: jax.Array) -> jax.Array:
-            return jnp.moveaxis(values.reshape(-1, chunks, *values.shape[1:]), 1, 0)
+            parts = values.reshape(devices, chunks, -1, *values.shape[1:])
+            return jnp.swapaxes(parts, 0, 1).reshape(chunks, -1, *values.shape[1:])
 
         def join(values: jax.Array) -> jax.Array:
-            return jnp.moveaxis(values, 0, 1).reshape(-1, *values.shape[2:])
+            parts = values.reshape(chunks, devices, -1, *values.shape[2:])
+            return jnp.swapaxes(parts, 0, 1).reshape(-1, *values.shape[2:])
 
         # No barrier against merging both passes is needed: XLA cannot merge those of a loop.
         part = jax.checkpoint(lambda rows: function(*rows), prevent_cse=False)
