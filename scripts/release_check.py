@@ -16,7 +16,7 @@ extras     installs each extra alone, reports its size, and imports what it name
 
 Everything is installed by uv in a temporary folder. PyTorch's default build has gigabytes, so tests
 that need PyTorch run only if `--torch` names another one, such as a CPU build that
-UV_FIND_LINKS contains.
+UV_FIND_LINKS contains. Pythons without such a build leave them out.
 """
 
 import argparse
@@ -216,9 +216,9 @@ def check_python(wheel: Path, python: str, name: str, options: argparse.Namespac
     take_first_steps(environment, workdir)
     tools = [each for each in PROJECT["optional-dependencies"]["dev"] if "diffcse_jax" not in each]
     extras = f"{wheel}[{','.join(TESTED_EXTRAS)}]"
-    torch = [options.torch, "sentence-transformers"] if options.torch else []
+    torch = torch_for(environment, options.torch)
     install(environment, extras, *tools, *torch, *constraints)
-    run_tests(environment, workdir, options)
+    run_tests(environment, workdir, options.tests, has_torch=bool(torch))
     shutil.rmtree(workdir)
 
 
@@ -245,6 +245,15 @@ def of(environment: Path) -> list[str]:
 def install(environment: Path, *requirements: str) -> None:
     """Install requirements into an environment."""
     run("uv", "pip", "install", "-q", *of(environment), *requirements)
+
+
+def torch_for(environment: Path, requirement: str | None) -> list[str]:
+    """Return what to install for tests that need PyTorch, if its build is there for the Python."""
+    if requirement is None:
+        return []
+    tried = ["uv", "pip", "install", "-q", "--dry-run", "--no-deps", *of(environment), requirement]
+    done = subprocess.run(tried, check=False, capture_output=True)
+    return [] if done.returncode else [requirement, "sentence-transformers"]
 
 
 def directly_installed(environment: Path, lowest: bool) -> str:
@@ -282,7 +291,7 @@ def run_in(environment: Path, folder: Path, program: str, *arguments: str) -> st
     return run(environment / "bin" / program, *arguments, cwd=folder, env=kept | variables)
 
 
-def run_tests(environment: Path, workdir: Path, options: argparse.Namespace) -> None:
+def run_tests(environment: Path, workdir: Path, options: str, *, has_torch: bool) -> None:
     """Run tests of the repository on the files that the wheel installed."""
     folder = workdir / "repository"
     copy_tracked(folder)
@@ -290,7 +299,7 @@ def run_tests(environment: Path, workdir: Path, options: argparse.Namespace) -> 
     (site,) = environment.glob("lib/python*/site-packages/diffcse_jax")
     (folder / "diffcse_jax").symlink_to(site)
     needs_torch = re.compile(r"^(?:from|import) (?:torch|sentence_transformers)", re.MULTILINE)
-    left_out = [] if options.torch else [
+    left_out = [] if has_torch else [
         file.relative_to(folder)
         for file in sorted(folder.glob("tests/**/test_*.py"))
         if needs_torch.search(file.read_text(encoding="utf-8"))
@@ -299,7 +308,7 @@ def run_tests(environment: Path, workdir: Path, options: argparse.Namespace) -> 
         print("left out without PyTorch:", *(file.name for file in left_out))
     ignored = [f"--ignore={file}" for file in left_out]
     # Warnings of libraries in other versions are no errors.
-    pytest = ["-m", "pytest", "-q", "-o", "filterwarnings=default", *shlex.split(options.tests)]
+    pytest = ["-m", "pytest", "-q", "-o", "filterwarnings=default", *shlex.split(options)]
     output = run_in(environment, folder, "python", *pytest, *ignored)
     print(output.strip().splitlines()[-1], flush=True)
 
