@@ -32,7 +32,7 @@ from diffcse_jax.run_folder.state import TrainState
 from diffcse_jax.training import callbacks
 from diffcse_jax.training.callbacks import Callback, format_scores
 from diffcse_jax.training.networks import Built, StartingCheckpoint
-from diffcse_jax.training.optimizer import learning_rate_schedule
+from diffcse_jax.training.optimizer import alike, learning_rate_schedule
 from diffcse_jax.training.sharding import shard_batch
 from diffcse_jax.training.step import TrainStep
 
@@ -259,7 +259,7 @@ class MetricLogger:
 
     def __init__(self, run: Run, observer: Callback, progress: hosts.Progress, state: TrainState):
         self._run, self._observer, self._progress = run, observer, progress
-        self._names, self._bad_steps = sorted(state.params), int(state.bad_steps)
+        self._groups, self._bad_steps = alike(state.params), int(state.bad_steps)
         self._recent = collections.deque[tuple[int, Metrics]](maxlen=RECENT_STEPS)
         self._is_row = False
         self._warned = False
@@ -333,7 +333,8 @@ class MetricLogger:
             losses = [name for name in bad if name.startswith("loss_")]
             where = ", ".join(f"{name} is {values[name]}" for name in losses)
             if not losses and (position := int(values["bad_gradient"])):
-                where = f"the gradient of {self._names[position - 1]}"
+                first, *others = self._groups[position - 1]
+                where = f"the gradient of {first}" + " or of another block" * bool(others)
             where = where or f"loss {values['loss']}, gradient norm {values['grad_norm']}"
             latest = f"{where} at step {at} (its sentences are in {path})"
             record = {"step": at, "where": where, "sentences": list(self._run.sentences(at))}

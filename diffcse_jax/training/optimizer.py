@@ -3,6 +3,8 @@
 It has their epsilon, linear decay of the learning rate, clipping, and no weight decay of norms.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
 from diffcse_jax.config import OptimConfig
 from diffcse_jax.models.layers import Params
@@ -29,7 +32,7 @@ def make_optimizer(
         around: Changes Adam with its weight decay, which are the parts that depend on the
             parameters.
     """
-    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    clip = clip_by_norm(config.clip_norm) if config.clip_norm else optax.identity()
     decay = optax.identity()
     if config.weight_decay:
         decay = optax.add_decayed_weights(config.weight_decay, mask=decays)
@@ -54,6 +57,42 @@ def learning_rate_schedule(config: OptimConfig, total_steps: int) -> optax.Sched
 def decays(params: Params) -> dict[str, bool]:
     """Return which parameters decay: kernels and embedding tables, not biases and norms."""
     return {name: not (name.endswith(("bias", "scale")) or "norm." in name) for name in params}
+
+
+def alike(params: Params) -> list[list[str]]:
+    """Group the names of parameters that differ in the number of their block only, in order."""
+    groups = defaultdict(list)
+    for name in sorted(params):
+        groups[re.sub(r"\d+", "", name), params[name].shape].append(name)
+    return list(groups.values())
+
+
+def squared_norms(grads: Params) -> Float[Array, " groups"]:
+    """Return the squared norm of each group of `alike`.
+
+    Squares are added over the blocks before they are reduced, because an accelerator takes longer
+    for many reductions than for a large one.
+    """
+    return jnp.stack(
+        [sum(jnp.square(grads[name]) for name in names).sum() for names in alike(grads)]
+    )
+
+
+def clip_by_norm(largest: float) -> optax.GradientTransformation:
+    """Scale gradients to the norm `largest` if theirs is larger, as optax does.
+
+    The norm is that of `squared_norms`, which XLA computes once for all that ask for it.
+    """
+
+    def update(
+        updates: Params, state: optax.EmptyState, params: Params | None = None
+    ) -> tuple[Params, optax.EmptyState]:
+        del params
+        norm = jnp.sqrt(squared_norms(updates).sum())
+        scaled = jax.tree.map(lambda t: jnp.where(norm < largest, t, t / norm * largest), updates)
+        return scaled, state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
 
 
 def scale_by_adam(

@@ -17,6 +17,7 @@ from diffcse_jax.losses.total import Inputs, prepare, total_loss
 from diffcse_jax.models.forward import Computation, Networks, SharedForward, fold_in_name
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.state import TrainState
+from diffcse_jax.training.optimizer import squared_norms
 from diffcse_jax.training.sharding import by_rules, gathered, replicated, split_over_data
 
 # (state, frozen parameters, batch, root key) -> (state, metrics)
@@ -73,8 +74,8 @@ def make_train_step(
 
     It reuses the old state's memory. If the loss or the gradient's norm is NaN or infinite, the
     step is skipped: only the numbers of steps and of skipped steps change. The metric
-    `bad_gradient` is then the position of the first parameter with such a gradient, counting from 1
-    in the order of names. If all gradients are finite, it is 0.
+    `bad_gradient` is then the position, counting from 1, of the first group of `optimizer.alike`
+    with such a gradient. If all gradients are finite, it is 0.
     """
 
     def train_step(
@@ -85,8 +86,9 @@ def make_train_step(
         # Gradients are summed as whole arrays and then split. If only parts of an embedding table's
         # gradient were needed, XLA would move the tokens and their gradients instead.
         grads = split_over_data(gathered(grads, mesh), mesh)
-        metrics["grad_norm"] = optax.tree.norm(grads)
-        metrics["bad_gradient"] = _first_bad(grads)
+        squares = squared_norms(grads)
+        metrics["grad_norm"] = jnp.sqrt(squares.sum())
+        metrics["bad_gradient"] = _first_bad(squares)
         good = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params, good=good)
@@ -158,9 +160,7 @@ def loss_of_batch(
     return total_loss(config.losses, config.matryoshka, forward, inputs, key)
 
 
-def _first_bad(grads: Params) -> jax.Array:
-    """Return the position, from 1 by name, of the first array that is not finite, or else 0."""
-    # XLA shares these squares with the norm of all gradients.
-    squares = [optax.tree.norm(grads[name], squared=True) for name in sorted(grads)]
-    bad = ~jnp.isfinite(jnp.stack(squares))
+def _first_bad(squares: Float[Array, " groups"]) -> Int[Array, ""]:
+    """Return the position, from 1, of the first that is not finite, or else 0."""
+    bad = ~jnp.isfinite(squares)
     return jnp.where(bad.any(), 1 + jnp.argmax(bad).astype(jnp.int32), 0)
