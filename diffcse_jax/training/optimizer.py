@@ -6,7 +6,7 @@ It has their epsilon, linear decay of the learning rate, clipping, and no weight
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -73,9 +73,8 @@ def squared_norms(grads: Params) -> Float[Array, " groups"]:
     Squares are added over the blocks before they are reduced, because an accelerator takes longer
     for many reductions than for a large one.
     """
-    return jnp.stack(
-        [sum(jnp.square(grads[name]) for name in names).sum() for names in alike(grads)]
-    )
+    squares = [[jnp.square(grads[name]) for name in names] for names in alike(grads)]
+    return jnp.stack([reduce(jnp.add, group).sum() for group in squares])
 
 
 def clip_by_norm(largest: float) -> optax.GradientTransformation:
