@@ -70,10 +70,13 @@ class Ranked(NamedTuple):
         passages: Embeddings of length 1 that do not change. Shape (passages, dim), float32.
         scores: The teacher's scores, and -inf for passages that are left out of a query's ranking.
             Shape (examples, passages), float32.
+        spread: The standard deviation of each query's cosine similarities before training. Shape
+            (examples,), float32.
     """
 
     passages: Any
     scores: Any
+    spread: Any
 
 
 class Batch(NamedTuple):

@@ -16,7 +16,7 @@ from diffcse_jax.documents.sentences import words
 from diffcse_jax.errors import ConfigError, Interrupted, NoSentencesError
 from diffcse_jax.losses.ranking import kl_divergence
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.models.sentence_folder import NO_PROMPTS, RecordedPooler, write
+from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler, write
 from diffcse_jax.run_folder.checkpoints import read_parameters
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.search.index import Index
@@ -168,6 +168,44 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path):
     values |= {"data.columns": ("text",)}
     with pytest.raises(ConfigError, match=r"Leave data\.columns out"):
         queries.open_text(Config.from_dict(values))
+
+
+def test_the_documents_of_an_index_are_those_that_it_was_made_of(tmp_path):
+    """With their titles, also if a document has several passages and several sections."""
+    sentences = [f"{text} Part {part} of it." for part in range(3) for text in PASSAGES]
+    (tmp_path / "text").mkdir()
+    for number in range(4):
+        text = " ".join(sentences[number:])
+        page = f"# Pumps {number}\n\n{text}\n\n# Valves {number}\n\n{text}"
+        (tmp_path / f"text/{number}.md").write_text(page)
+    index = Index(Hashes(), str(tmp_path / "text"))
+    assert len(index.passages) > 16
+    index.save(tmp_path / "index")
+    values = flat(shipped_config("adapt_queries").to_dict())
+    found = []
+    for name in ("text", "index"):
+        values["data.train_file"] = str(tmp_path / name)
+        split, _ = queries.open_text(Config.from_dict(values))
+        found.append(
+            [
+                [(section.title, section.sentences()) for section in document.sections]
+                for _, document in split.all()
+            ]
+        )
+    assert found[0] == found[1]
+
+
+def test_an_index_with_another_prompt_is_refused(tmp_path, minilm_dir):
+    start = write_tiny_model(tmp_path / "start", minilm_dir, blocks=1, pooler=False)
+    prompts = Prompts({"other": "other: "})
+    write(start, RecordedPooler("avg", prompts=prompts), 1, HIDDEN)
+    encoder = SentenceEncoder.from_pretrained(start)
+    Index(encoder, PASSAGES, prompt_name="other").save(tmp_path / "index")
+    values = flat(shipped_config("adapt_queries").to_dict())
+    values |= {"data.train_file": str(tmp_path / "index"), "model.name_or_path": str(start)}
+    values |= {"data.max_length": 24}
+    with pytest.raises(ConfigError, match="'other: '"):
+        queries.train_queries(Config.from_dict(values), tmp_path / "run")
 
 
 @pytest.mark.slow

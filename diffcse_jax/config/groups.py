@@ -90,7 +90,8 @@ class DataConfig:
         "folder, or a pattern such as `shards/*.txt.gz`, of files of one kind; a folder of "
         "`datasets.save_to_disk` or of ArrayRecord shards; for documents also markdown, html, rst, "
         "pdf and office files, of several kinds; `wiki1m` (Wikipedia sentences of the hub) or "
-        "`docstrings` (of installed Python packages)",
+        "`docstrings` (of installed Python packages); with `query_distillation` also an index or "
+        "the output of `embed`",
     )
     columns: tuple[str, ...] = option(
         (),
@@ -297,7 +298,8 @@ class EvalConfig:
         False,
         "export the starting checkpoint, with its own pooler, unless a trained model is "
         "significantly better in eval.metric (95 % interval of the gain above 0, over at least 20 "
-        "documents; without documents, over at least 20 queries or pairs)",
+        "documents; without documents, over at least 20 queries or pairs). Of "
+        "`query_distillation`, it also depends on BM25",
         changes="selection",
     )
     hold: tuple[str, ...] = option(

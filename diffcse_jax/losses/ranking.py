@@ -169,10 +169,12 @@ class RankingDistillation(Loss):
 class QueryDistillation(Loss):
     """A query should rank passages as a hybrid search with the starting checkpoint does.
 
-    l_i = KL(softmax_j(t_ij / tau_t) || softmax_j(cos(q_i, p_j) / tau)). The embeddings p_j of
+    l_i = KL(softmax_j(t_ij / tau_t) || softmax_j(cos(q_i, p_j) / (s_i tau))). The embeddings p_j of
     passages are those of the starting checkpoint and stay as they are, as in DensePhrases (Lee et
     al. 2021, query-side fine-tuning). The teacher's scores t_ij are weighted means of z-scores
-    (`search.fusion`). The passage that a query is made of is left out.
+    (`search.fusion`). s_i is the standard deviation of the query's similarities before training:
+    that of multilingual-e5-small is a sixth of MiniLM's, so one temperature does not suit both.
+    The passage that a query is made of is left out.
     """
 
     weight: float = option(
@@ -185,7 +187,12 @@ class QueryDistillation(Loss):
     teacher_temperature: float = option(
         0.5, "temperature of that ranking's scores, which are z-scores", low=1e-6
     )
-    temperature: float = option(0.05, "temperature of the query's similarities", low=1e-6)
+    temperature: float = option(
+        0.5,
+        "temperature of the query's similarities, in units of their standard deviation before "
+        "training",
+        low=1e-6,
+    )
     needs = frozenset({"vectors", "ranked"})
     papers = ("densephrases",)
 
@@ -193,9 +200,10 @@ class QueryDistillation(Loss):
         self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
         assert forward.batch.ranked is not None  # of queries, as `needs` says
-        passages, teacher = forward.batch.ranked
+        passages, teacher, spread = forward.batch.ranked
         (queries,) = forward.encoded_views
-        scores = jnp.matmul(normalize(queries), passages.T, precision="highest") / self.temperature
+        similarities = jnp.matmul(normalize(queries), passages.T, precision="highest")
+        scores = similarities / (self.temperature * spread[:, None])
         return kl_divergence(scores, teacher / self.teacher_temperature).mean(), {}
 
 

@@ -222,6 +222,15 @@ def find_parts(folder: Path) -> list[Path]:
     ]
 
 
+def holds_embeddings(folder: Path) -> bool:
+    """Return whether a folder has a Parquet file of ours, without those that cannot be read."""
+    for part in find_parts(folder):
+        with contextlib.suppress(DataError):
+            if _is_own(part):
+                return True
+    return False
+
+
 def find_store(path: Path) -> VectorStore | None:
     """Open a folder of embeddings; return None if there are none.
 

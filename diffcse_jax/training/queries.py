@@ -8,6 +8,7 @@ run makes and keeps (`WORKDIR/passages`).
 
 import dataclasses
 import itertools
+import operator
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ from diffcse_jax.search.fusion import combine
 from diffcse_jax.search.index import Index, find_index, lexical_index
 from diffcse_jax.search.lexical import best_rows, found_by_words
 from diffcse_jax.search.settings import IndexSettings, Input
-from diffcse_jax.search.vector_store import find_store
+from diffcse_jax.search.vector_store import holds_embeddings
 from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.loop import Run
@@ -87,9 +88,10 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     _check_pooler(config, base)
     check_interpolation(config, base)
     start = base.encoder(config)
+    prompts = base.recorded.prompts
     if existing:
         existing.use(start)
-    prompts = base.recorded.prompts
+        existing.query_prompt(prompts)
     _check_prompt(config, base, prompts.query)
     open_run(workdir, config, base.checkpoint, base.tokenizer, None, prompts=prompts)
 
@@ -191,7 +193,7 @@ def open_text(config: Config) -> tuple[Split, Index | None]:
     That is an index or the output of `embed`.
     """
     path = expand_path(config.data.train_file)
-    if not path.is_dir() or not (is_index(path) or find_store(path)):
+    if not path.is_dir() or not (is_index(path) or holds_embeddings(path)):
         return open_split(config.data), None
     if config.data.columns:
         raise ConfigError(
@@ -208,18 +210,24 @@ def open_text(config: Config) -> tuple[Split, Index | None]:
 
 
 def _documents_of(index: Index) -> Documents:
-    """Return the documents of an index. Each passage is a section."""
+    """Return the documents of an index. Passages in a row with one title are a section."""
+    numbers = whole_numbers(index.passages["document"])
 
     def read(ledger: Ledger) -> Iterator[Document]:
         titles, texts = (index.passages[name].to_pylist() for name in ("title", "text"))
-        sections = [Section(title, (text,)) for title, text in zip(titles, texts, strict=True)]
+        passages = [*zip(titles, texts, strict=True)]
         ids = index.documents["id"].to_pylist()
-        bounds = np.searchsorted(whole_numbers(index.passages["document"]), range(len(ids) + 1))
+        bounds = np.searchsorted(numbers, range(len(ids) + 1))
         for name, (first, end) in zip(ids, itertools.pairwise(bounds), strict=True):
             ledger.keep()
-            yield Document(name, tuple(sections[first:end]))
+            by_title = itertools.groupby(passages[first:end], operator.itemgetter(0))
+            sections = (Section(title, [text for _, text in each]) for title, each in by_title)
+            yield Document(name, tuple(sections))
 
-    return Documents(index.name, read, lambda: io.json_digest(searched_texts(index.passages)))
+    def fingerprint() -> str:
+        return io.json_digest([searched_texts(index.passages), numbers.tolist()])
+
+    return Documents(index.name, read, fingerprint)
 
 
 def _divided(split: Split) -> tuple[Sequence[bool], Sequence[Document]]:
@@ -331,6 +339,10 @@ class Teacher:
         others = sampled[~np.isin(sampled, best)][: MOST_RANKED - len(best)]
         return np.sort(np.concatenate([best, others]))
 
+    def spread(self, vectors: Vectors) -> Float32[np.ndarray, " queries"]:
+        """Return the standard deviation of each query's cosine similarities, at least 1e-6."""
+        return np.maximum((vectors @ self.contents.sample.T).std(axis=1), 1e-6)
+
     def scores(
         self, queries: Queries, vectors: Vectors, candidates: Rows
     ) -> Float32[np.ndarray, "queries candidates"]:
@@ -398,9 +410,9 @@ class RankedQueries:
         missing = -len(passages) % self._shards.total
         passages = np.pad(passages, ((0, missing), (0, 0)))
         scores = np.pad(scores, ((0, 0), (0, missing)), constant_values=-np.inf)
-        ranked = Ranked(
-            passages[self._shards.of(len(passages))], scores[self._shards.of(len(scores))]
-        )
+        own = self._shards.of(len(scores))
+        spread = self._teacher.spread(vectors)
+        ranked = Ranked(passages[self._shards.of(len(passages))], scores[own], spread[own])
         return self._batches[index]._replace(ranked=ranked)
 
     def texts(self, step: int) -> list[str]:
