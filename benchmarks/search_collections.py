@@ -25,6 +25,7 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -125,10 +126,12 @@ def embeddings_of(place: Path) -> Path:
     """Return the file of a starting checkpoint's embeddings of documents.
 
     Args:
-        place: The path of a part, `WORK/COLLECTION.MODEL.RECIPE.SEED`.
+        place: The path of a part: `WORK/COLLECTION.MODEL.start` or
+            `WORK/COLLECTION.MODEL.RECIPE.SEED`.
     """
-    collection, model, *_ = place.name.split(".")
-    return place.with_name(f"{collection}.{model}.documents.npy")
+    name = place.name.removesuffix(".start")
+    name = re.sub(rf"\.({'|'.join(RECIPES)})\.\d+$", "", name)
+    return place.with_name(f"{name}.documents.npy")
 
 
 def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
@@ -165,11 +168,12 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
 def from_index(config: Config, place: Path) -> Config:
     """Return the same training from an index of the documents, which is built if there is none."""
     from diffcse_jax import SentenceEncoder
+    from diffcse_jax.search.index import Index
 
     folder = embeddings_of(place).with_suffix(".index")
     if not folder.is_dir():
         encoder = SentenceEncoder.from_pretrained(config.model.name_or_path)
-        encoder.build_index(config.data.train_file, mode="hybrid").save(folder)
+        Index(encoder, config.data.train_file, mode="hybrid").save(folder)
     return dataclasses.replace(
         config, data=dataclasses.replace(config.data, train_file=str(folder))
     )
@@ -235,11 +239,12 @@ def timed(function: Any, *arguments: Any) -> dict[str, Any]:
     """Return the result of a call, its seconds, those of the processor, and its device."""
     start, processor = time.perf_counter(), time.process_time()
     result = function(*arguments)
-    return result | {
+    measured = {
         "seconds": time.perf_counter() - start,
         "processor_seconds": time.process_time() - processor,
         "device": jax.devices()[0].device_kind,
     }
+    return measured | result  # a result may have the times of a part
 
 
 def remembered(path: Path, function: Any, *arguments: Any) -> dict[str, Any]:

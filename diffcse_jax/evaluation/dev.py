@@ -52,7 +52,7 @@ class DevEvaluation(Generic[Model]):
     # Measures general quality, which training on a narrow domain may lower.
     drift_check: Metric[Model] | None = None
     # Queries of all documents, which compare searches that need no training.
-    untrained: RetrievalMetric | None = None
+    of_all: RetrievalMetric | None = None
 
     @property
     def metric(self) -> str:
@@ -141,7 +141,7 @@ def build_dev_evaluation(
         texts = read_texts(config, training, split, tokens)
         return texts._replace(chosen=_divided(texts.chosen))
 
-    chosen, also, hold, untrained = decided_by_first(read)
+    chosen, also, hold, of_all = decided_by_first(read)
     return EncoderEvaluation(
         chosen=_metric_of(chosen, options.batch_size, tokens),
         text=json_digest(chosen),
@@ -151,7 +151,7 @@ def build_dev_evaluation(
         if start and (options.guard or options.max_drop)
         else None,
         known={} if keeps_documents else None,
-        untrained=_retrieval(untrained, options.batch_size) if untrained else None,
+        of_all=_retrieval(of_all, options.batch_size) if of_all else None,
     )
 
 

@@ -55,14 +55,14 @@ class Texts(TypedDict, total=False):
 class AllTexts(NamedTuple):
     """The text of the metric that chooses, and of those of `eval.beside` and `eval.hold`.
 
-    `untrained` has queries of all documents, if the chosen ones are made of the held-out documents.
+    `of_all` has queries of all documents, if the chosen ones are made of the held-out documents.
     They compare searches that need no training.
     """
 
     chosen: Texts
     also: list[Texts]
     hold: list[Texts]
-    untrained: Texts | None
+    of_all: Texts | None
 
 
 def read_texts(
@@ -105,10 +105,10 @@ def read_texts(
             hold.append(texts)
         except DataError as error:
             log_line(f"notice: eval.hold: {name} is left out: {error}")
-    return AllTexts(chosen, others, hold, _untrained(metric, split))
+    return AllTexts(chosen, others, hold, _texts_of_all(metric, split))
 
 
-def _untrained(metric: str, split: Split | None) -> Texts | None:
+def _texts_of_all(metric: str, split: Split | None) -> Texts | None:
     """Return queries of all documents, if the metric that chooses has some of held-out ones."""
     is_made = split and split.share and metric in HELD_OUT_PAIRS
     if split is None or not is_made or metric in SYMMETRIC_METRICS:

@@ -19,7 +19,7 @@ from diffcse_jax.evaluation.metrics import RetrievalMetric
 from diffcse_jax.hosts import report
 
 MOST_PAIRS = 1000
-MOST_ASKED = 4000  # documents, if all may be asked for
+MOST_DOCUMENTS = 4000  # of those that queries of all documents ask for
 FEWEST_WORDS = 6  # in a sentence that is halved
 MOST_WORDS = 64  # in the rest of a document after its lead
 MOST_TOKENS = 128  # in a passage that is searched
@@ -75,7 +75,7 @@ def queries_of_all(split: Split) -> list[Query]:
 
     They also ask for what a run trains on, so they compare searches that need no training.
     """
-    documents = split.sample(MOST_ASKED)
+    documents = split.sample(MOST_DOCUMENTS)
     return choose_queries(_queries_of(documents, split.name, MOST_TOKENS, MIXED), MOST_PAIRS)
 
 

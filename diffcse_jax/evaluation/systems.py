@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from diffcse_jax.documents.sentences import canonical
+from diffcse_jax.errors import counted
 from diffcse_jax.evaluation import Encoder, encode_pairs, retrieval
 from diffcse_jax.evaluation.answers import first_rows, groups_of
 from diffcse_jax.evaluation.hybrid_weight import choose_weight
@@ -77,7 +78,7 @@ class System:
     encoder: str  # the name of the encoder; empty for BM25
     weight: float  # of BM25 in hybrid search
     # 100 / rank of the target of each query that judges. In hybrid search, other queries have
-    # chosen the weight, unless it is the default.
+    # chosen the weight, unless the queries were made of documents.
     reciprocal_ranks: Float[np.ndarray, " queries"]
     groups: Int[np.ndarray, " queries"] | None = None  # for intervals; see `paired_interval`
 
@@ -159,6 +160,10 @@ def words_find_as_much(name: str, encoder: Encoder, metric: RetrievalMetric) -> 
     metric = metric.without_repetitions()
     documents, _ = metric.sample
     if documents < FEWEST_DOCUMENTS:
+        log_line(
+            f"{BM25} weighs {DEFAULT_WEIGHT:g} beside an encoder: made queries of "
+            f"{counted(documents, 'document{s}')} cannot tell whether more is better"
+        )
         return None
     scores, _ = _word_scores(metric)
     words, dense, _ = _compared({name: encoder}, metric, scores, DEFAULT_WEIGHT)
@@ -171,13 +176,13 @@ def words_find_as_much(name: str, encoder: Encoder, metric: RetrievalMetric) -> 
     return not is_worse
 
 
-def made_weight(words_find_as_much: bool | None) -> float:
+def made_weight(is_as_good: bool | None) -> float:
     """Return the weight of BM25 beside an encoder, if the queries were made of documents.
 
     On people's questions, collections whose words find as much as the encoder gained by the higher
     weight, and others lost by it (docs/records/search.md).
     """
-    return HIGHER_WEIGHT if words_find_as_much else DEFAULT_WEIGHT
+    return HIGHER_WEIGHT if is_as_good else DEFAULT_WEIGHT
 
 
 def _word_scores(metric: RetrievalMetric) -> tuple[Scores, LanguageChoice]:
@@ -214,7 +219,7 @@ def recommend(systems: Sequence[System], preferred: str = "") -> System:
     """Return the first system, by preference, that is not significantly worse than the best one.
 
     Encoders with BM25 are preferred to encoders alone, and these to BM25 alone: on people's
-    questions, BM25 with its default weight was never significantly worse than leaving it out, and
+    questions, BM25 with the weight of a run was never significantly worse than leaving it out, and
     often better (docs/records/search.md).
 
     Args:

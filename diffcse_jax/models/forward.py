@@ -88,7 +88,7 @@ class Computation:
             return function(*rows)
 
         # Chunk c holds part c of the rows of each device. Views of an example are neighbours, so
-        # they are in one chunk, and a chunk has as many tokens as others.
+        # they are in one chunk, and chunks have about as many tokens as one another.
         def split(values: jax.Array) -> jax.Array:
             parts = values.reshape(devices, chunks, -1, *values.shape[1:])
             return jnp.swapaxes(parts, 0, 1).reshape(chunks, -1, *values.shape[1:])

@@ -63,7 +63,7 @@ def alike(params: Params) -> list[list[str]]:
     """Group the names of parameters that differ in the number of their block only, in order."""
     groups = defaultdict(list)
     for name in sorted(params):
-        groups[re.sub(r"\d+", "", name), params[name].shape].append(name)
+        groups[re.sub(r"\.blocks\.\d+\.", ".blocks.", name), params[name].shape].append(name)
     return list(groups.values())
 
 

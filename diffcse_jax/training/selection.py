@@ -2,7 +2,8 @@
 
 The candidate is the best checkpoint or, with `eval.interpolate`, a mixture of it and the starting
 checkpoint. With `eval.keep_start`, the starting checkpoint is exported if the candidate is not
-better, may be better by chance, or breaks a limit.
+better, may be better by chance, or breaks a limit. For an encoder of queries, a comparison with
+BM25 replaces the question of chance.
 """
 
 import dataclasses
@@ -55,8 +56,8 @@ class Evidence(NamedTuple):
     best: float | None = None  # the score of the best checkpoint, if it is not a candidate
     # The score of the start with the pooler that the run trains, if that is not its own.
     start_with_pooler: float | None = None
-    # Whether BM25 finds enough to teach an encoder of queries, as people's questions say. None if
-    # another encoder is trained, or if too few documents tell.
+    # Whether BM25 finds enough to teach an encoder of queries: alone, it is not clearly worse than
+    # the start alone. None if another encoder is trained, or if too few documents tell.
     words_teach: bool | None = None
 
 
@@ -131,9 +132,9 @@ def decide(
     Args:
         candidate: The best model of the run, with its score of the queries that judge.
         evidence: What is known about its gain.
-        keep_start: Export the starting checkpoint unless the candidate is clearly better. Of an
-            encoder of queries, made queries alone cannot tell (docs/records/search.md), so it must
-            be better where words teach.
+        keep_start: Export the starting checkpoint unless the candidate is clearly better. An
+            encoder of queries is exported if it is better and BM25 has something to teach
+            (docs/records/search.md); if that is unknown, it must be clearly better, too.
         compared: Ways to search, if they were compared.
     """
     is_higher = candidate.score > evidence.start
@@ -238,8 +239,8 @@ def _result(decision: Decision, wording: Wording) -> str:
         result = "Training did not help"
     elif decision.evidence.words_teach is False:
         result = (
-            f"BM25 alone finds clearly less than {wording.start}, and people's questions gain "
-            "nothing by queries that learned from it (docs/query_encoders.md)"
+            f"BM25 alone finds clearly less than {wording.start}, and on such collections the gain "
+            "did not show in people's questions (docs/query_encoders.md)"
         )
     elif decision.doubt and not decision.evidence.words_teach:
         result = "Training did not clearly help"
@@ -249,9 +250,9 @@ def _result(decision: Decision, wording: Wording) -> str:
         result = "Training helped, but general quality dropped too far"
     elif decision.doubt:
         return (
-            f"BM25 alone finds about as much as {wording.start}, and queries that learned from it "
-            "answered people's questions better (docs/query_encoders.md). You get the trained "
-            "model."
+            "Training did not clearly help by queries made of documents. But BM25 alone finds "
+            f"about as much as {wording.start}, and on such a collection people's questions gained "
+            "(docs/query_encoders.md). You get the trained model."
         )
     else:
         return f"Training helped: the trained model is better than {wording.start}{wording.aspect}."
@@ -560,12 +561,12 @@ def _words_find_as_much(run: Run) -> bool | None:
 
     Return None if the dev metric has no queries that were made of documents, or too few.
     """
-    untrained = run.evaluation.untrained
-    if untrained is None:
+    of_all = run.evaluation.of_all
+    if of_all is None:
         return None
     start = run.evaluation.prepared(run.base.encoder(run.config))
     try:
-        return systems.words_find_as_much(run.base.name, start, untrained)
+        return systems.words_find_as_much(run.base.name, start, of_all)
     except UserError:  # without BM25, nothing is compared below, and a notice says so
         return None
 
