@@ -251,7 +251,7 @@ def _result(decision: Decision, wording: Wording) -> str:
     elif decision.doubt:
         return (
             "Training did not clearly help by queries made of documents. But BM25 alone finds "
-            f"about as much as {wording.start}, and on such a collection people's questions gained "
+            f"about as much as {wording.start}, and on such collections people's questions gained "
             "(docs/query_encoders.md). You get the trained model."
         )
     else:
