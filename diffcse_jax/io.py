@@ -169,6 +169,7 @@ def disk_errors(
 
     `safe` is a sentence that says what is not lost, and `instead` an alternative to making room on
     the disk. Set `any_error` if libraries in the block may hide what the operating system reported.
+    An error of JAX is not one of the disk: a process was lost, or memory did not suffice.
     """
     try:
         yield
@@ -176,7 +177,7 @@ def disk_errors(
         raise
     except Exception as error:
         cause = _reported_by_system(error)
-        if cause is None and any_error:
+        if cause is None and any_error and not _is_of_jax(error):
             cause = OSError(errno.EIO, str(error).partition("\n")[0])
         if cause is None:
             raise
@@ -189,6 +190,13 @@ def disk_errors(
             f"cannot write {path}: {cause.strerror or cause}{at}. {safe} Please {remedy}; then run "
             "the same command again to resume"
         ) from error
+
+
+def _is_of_jax(error: Exception) -> bool:
+    """Return whether a computation failed, perhaps one that another process takes part in."""
+    from jax.errors import JaxRuntimeError
+
+    return isinstance(error, JaxRuntimeError)
 
 
 def _reported_by_system(error: Exception) -> OSError | None:

@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
+from jax.errors import JaxRuntimeError
 from safetensors.numpy import save_file
 from tiny_run import full_disk
 
@@ -185,6 +186,21 @@ def write_arrow(path: Path) -> None:
 def write_array_by_blocks(path: Path) -> None:
     with files.replace_file(path) as file:
         np.save(file, np.zeros(30_000))
+
+
+def test_an_error_of_a_computation_is_not_one_of_the_disk(tmp_path):
+    """Such as a lost process of a job, which is noticed while a checkpoint is written."""
+    lost = "UNKNOWN: Gloo AllGather failed: Connection closed by peer"
+    with (
+        pytest.raises(JaxRuntimeError, match="Gloo"),
+        files.disk_errors(tmp_path, safe="Nothing is lost.", any_error=True),
+    ):
+        raise JaxRuntimeError(lost)
+    with (
+        pytest.raises(DiskError, match=r"cannot write .*: the library's own words"),
+        files.disk_errors(tmp_path, safe="Nothing is lost.", any_error=True),
+    ):
+        raise ValueError("the library's own words")
 
 
 @pytest.mark.parametrize(
