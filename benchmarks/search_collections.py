@@ -69,8 +69,8 @@ def answer(folder: Path, model: Path | str, name: str, embeddings: Path | None =
         folder: The collection.
         model: The model's name or folder.
         name: The name of the model as a system.
-        embeddings: The file of the starting checkpoint's embeddings of the documents, which it
-            writes if there is none. Models that keep them take them.
+        embeddings: A file with the embeddings of the documents. It is written if it is missing,
+            and read otherwise, so name it only for models that encode documents alike.
     """
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.evaluation.retrieval import measure as score
@@ -166,7 +166,7 @@ def measure_ours(folder: Path, config: Config, place: Path) -> dict[str, Any]:
 
 
 def from_index(config: Config, place: Path) -> Config:
-    """Return the same training from an index of the documents, which is built if there is none."""
+    """Build an index of the documents unless it exists, and return the training from it."""
     from diffcse_jax import SentenceEncoder
     from diffcse_jax.search.index import Index
 

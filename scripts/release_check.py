@@ -252,8 +252,11 @@ def torch_for(environment: Path, requirement: str | None) -> list[str]:
     if requirement is None:
         return []
     tried = ["uv", "pip", "install", "-q", "--dry-run", "--no-deps", *of(environment), requirement]
-    done = subprocess.run(tried, check=False, capture_output=True)
-    return [] if done.returncode else [requirement, "sentence-transformers"]
+    done = subprocess.run(tried, check=False, capture_output=True, text=True)
+    if done.returncode:
+        print(f"without PyTorch: {requirement} cannot be installed: {done.stderr.strip()}")
+        return []
+    return [requirement, "sentence-transformers"]
 
 
 def directly_installed(environment: Path, lowest: bool) -> str:

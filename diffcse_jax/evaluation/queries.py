@@ -19,7 +19,7 @@ from diffcse_jax.evaluation.metrics import RetrievalMetric
 from diffcse_jax.hosts import report
 
 MOST_PAIRS = 1000
-MOST_DOCUMENTS = 4000  # of those that queries of all documents ask for
+MOST_DOCUMENTS = 4000  # that `queries_of_all` makes queries of
 FEWEST_WORDS = 6  # in a sentence that is halved
 MOST_WORDS = 64  # in the rest of a document after its lead
 MOST_TOKENS = 128  # in a passage that is searched
