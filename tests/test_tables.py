@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -684,6 +683,7 @@ def test_damaged_binary_files_are_named(tmp_path, name):
 
 
 def test_saved_data_sets_are_read_without_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
     saved = datasets.Dataset.from_dict({"title": ["A", "B"], "text": ["Some text.", "More text."]})
     saved.save_to_disk(tmp_path / "one", num_shards=2)
     assert len(list((tmp_path / "one").glob("*.arrow"))) == 2
