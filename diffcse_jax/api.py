@@ -236,4 +236,4 @@ def named_workdir(pattern: str | os.PathLike[str] | None, name: str, config: Con
 
     if pattern is None:
         return Path("runs") / name
-    return expand_path(re.sub(r"\{([\w.]*)\}", value, os.fspath(pattern)))
+    return expand_path(re.sub(r"\{([\w.]*)\}", value, str(expand_path(pattern))))

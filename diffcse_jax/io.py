@@ -52,13 +52,15 @@ _LONGEST_HOLDER = 1000  # characters
 # Paths
 
 
-def expand_path(path: str | Path) -> Path:
+def expand_path(path: str | os.PathLike[str]) -> Path:
     """Replace a leading `~` or `~user`.
 
-    Raises `ConfigError` for addresses such as `gs://bucket/run`, and for paths that the system
-    cannot look up: a name that is too long, a loop of links, a folder above it that may not be
-    read.
+    Raises `ConfigError` for what is no path, for addresses such as `gs://bucket/run`, and for paths
+    that the system cannot look up: a name that is too long, a loop of links, a folder above it that
+    may not be read.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{str(path)[:200]} is not a path. Give a string or a Path")
     if address := re.match(r"([a-z][a-z0-9+-]+):/", str(path)):  # a Path has lost the second slash
         raise ConfigError(
             f"{path}: addresses with {address[1]}:// are not supported. Give a local folder. To "

@@ -1,6 +1,7 @@
 """Paths, atomic writes and locks."""
 
 import errno
+import inspect
 import os
 import re
 import socket
@@ -158,6 +159,12 @@ def test_addresses_are_refused_with_advice():
             files.expand_path(path)
     for path in ("runs/a:b", "C:/runs", "org/name"):
         assert files.expand_path(path) == Path(path)
+
+
+@pytest.mark.parametrize("given", [5, None, ["runs"], b"runs"])
+def test_what_is_no_path_is_refused(given):
+    with pytest.raises(ConfigError, match="is not a path"):
+        inspect.unwrap(files.expand_path)(given)  # without the tests' own check of types
 
 
 def test_the_error_of_a_sealed_document_names_what_is_wrong_and_the_remedy(tmp_path, monkeypatch):

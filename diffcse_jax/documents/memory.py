@@ -52,7 +52,7 @@ def as_texts(texts: Any) -> Iterable[Any]:
         kind = type(texts).__name__
         if isinstance(texts, Mapping):
             kind += f" with the keys {', '.join(map(str, [*texts][:5]))}"
-        raise DataError(f"cannot read texts from a {kind}. {EXPECTED}")
+        raise DataError(f"cannot read texts from the type {kind}. {EXPECTED}")
     return _as_stored(texts, texts)
 
 
