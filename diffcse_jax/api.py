@@ -113,6 +113,10 @@ def train(
             `KeyboardInterrupt`.
     """
     _refuse_arguments(others)
+    if not isinstance(callbacks, Iterable) or not all(
+        isinstance(each, Callback) for each in callbacks
+    ):
+        raise ConfigError(f"callbacks={callbacks!r:.60}: give a list of diffcse_jax.Callback")
     changes = flat(checked_values("overrides", overrides))
     name, checked = configuration(config, settings_of_losses(losses) | changes)
     if checked.distributed:

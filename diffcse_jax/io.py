@@ -189,8 +189,8 @@ def disk_errors(
         )
         at = f" ({cause.filename})" if cause.filename and str(cause.filename) != str(path) else ""
         raise DiskError(
-            f"cannot write {path}: {cause.strerror or cause}{at}. {safe} Please {remedy}; then run "
-            "the same command again to resume"
+            f"cannot write {path}: {cause.strerror or cause}{at}. {safe} Please {remedy}; then try "
+            "again"
         ) from error
 
 

@@ -13,10 +13,10 @@ so do not use Gunicorn's `--preload`.
 import os
 from typing import Any
 
-from fastapi import FastAPI, Query
+from fastapi import FastAPI, HTTPException, Query
 from pydantic import BaseModel
 
-from diffcse_jax import SentenceEncoder
+from diffcse_jax import SentenceEncoder, UserError
 
 
 class Hit(BaseModel):
@@ -46,6 +46,9 @@ app = FastAPI(title="Search")
 @app.get("/search")
 def search(query: str, top_k: int = Query(5, ge=1, le=100)) -> Answer:
     """Return the passages nearest to a query."""
-    (hits,) = encoder.search_hits([query], top_k)
+    try:
+        (hits,) = encoder.search_hits([query], top_k)
+    except UserError as error:  # such as an empty query
+        raise HTTPException(422, str(error)) from error
     answers = [Hit(**hit._asdict()) for hit in hits]
     return Answer(hits=answers, note=hits.note, worker=os.getpid())

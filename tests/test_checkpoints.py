@@ -250,7 +250,7 @@ def test_a_full_disk_costs_no_checkpoint(two_checkpoints, tmp_path, capfd):
         checkpoints.save(noise, {}, Measured({"stsb": 81.0}, []))
     assert str(full.value) == (
         f"cannot write {workdir}/checkpoints: File too large. Its checkpoints of steps 1, 2 are complete. Please make "
-        "room on that disk; then run the same command again to resume"
+        "room on that disk; then try again"
     )
     assert "Traceback" not in capfd.readouterr().err
     # In this process, writing may still be ending there.

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+import shutil
 import tempfile
 import zlib
 from contextlib import nullcontext
@@ -164,6 +165,12 @@ def check(output: Path, shards: dict[str, list[str]]) -> None:
 
 
 # encode
+
+
+def test_the_folder_of_the_output_is_created(tmp_path, text):
+    output = tmp_path / "new/folder/a.npy"
+    assert cli.main(["encode", "--model", "hash", "--input", text, "--output", str(output)]) == 0
+    assert len(np.load(output)) == 4
 
 
 def test_the_suffix_says_what_is_written(tmp_path, text, monkeypatch, capsys):
@@ -338,6 +345,24 @@ def test_an_index_of_the_words_of_embeddings_is_kept(tmp_path, text, capsys):
     assert first == second
 
 
+def test_an_index_keeps_the_documents_behind_links(tmp_path, text, capsys):
+    """A fault: the second command removed them."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/link.txt").symlink_to(text)
+    (tmp_path / "folder/own.txt").write_text("my own text\n")
+    index = ["--output", f"{tmp_path}/index", "one"]
+    folder = str(tmp_path / "folder")
+    first, _ = search(tmp_path, capsys, "--model", "hash", "--follow_links", *index, source=folder)
+    again, err = search(tmp_path, capsys, *index, source=folder)
+    assert again == first
+    assert "0 removed" in err
+    shutil.rmtree(tmp_path / "index")
+    search(tmp_path, capsys, "--model", "hash", *index, source=folder)
+    message = error_of(capsys, "search", "--input", folder, "--follow_links", *index)
+    assert "--follow_links: " in message
+    assert "was built without it" in message
+
+
 def test_invisible_characters_do_not_divide_words_on_the_terminal(tmp_path, capsys):
     (tmp_path / "a.txt").write_text(
         "Die Donau\u00addampf\u00adschiff\u00adfahrt ruht.\n", encoding="utf-8"
@@ -486,6 +511,17 @@ def test_an_index_of_embeddings_is_kept_up_to_date(tmp_path, text, capsys):
     assert "already has documents with the ids" in message
 
 
+def test_the_folder_here_is_embedded_under_its_name(tmp_path, monkeypatch):
+    """A fault: its Parquet files began with a dot, which other programs do not read."""
+    (tmp_path / "folder/below").mkdir(parents=True)
+    (tmp_path / "folder/a.txt").write_text("a text\n")
+    for here, name in (("folder", "."), ("folder/below", "..")):
+        monkeypatch.chdir(tmp_path / here)
+        output = tmp_path / f"out{name}"
+        assert cli.main(["embed", "--input", name, "--model", "hash", "--output", str(output)]) == 0
+        assert [path.name for path in output.iterdir()] == ["folder.000000.parquet"]
+
+
 @pytest.mark.parametrize("command", ["search", "embed", "encode"])
 def test_outputs_and_inputs_that_cannot_be_used_are_errors(command, tmp_path, text, capsys):
     (tmp_path / "file.npy").write_text("mine")
@@ -517,8 +553,10 @@ def test_outputs_and_inputs_that_cannot_be_used_are_errors(command, tmp_path, te
         assert "is not a folder" in error(text, str(tmp_path / "file.npy"))
     if command != "embed":
         assert "theirs.npy" in error(text, str(theirs))
-    if command == "search":
+    if command != "encode":
         assert "is inside --input" in error(str(tmp_path), f"{tmp_path}/index")
+    if command == "embed":
+        assert "reads its inputs twice" in error("-", f"{tmp_path}/new")
     for name in ("x" * 300, not_utf8):
         assert error(name, f"{tmp_path}/new.npy").splitlines()[-1].startswith("error: ")
     assert (tmp_path / "file.npy").read_text() == "mine"

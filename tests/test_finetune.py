@@ -354,3 +354,5 @@ def test_heads_and_predictions_are_written(tuned):
         model.predict("numbers", ["one man"])
     with pytest.raises(ConfigError, match=r"there is no task 'other'\. Known: classes, numbers"):
         model.predict("other", ["one man"])
+    with pytest.raises(ConfigError, match="takes a list of rows, not one text: 'one man'"):
+        model.predict("classes", "one man")

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import importlib
+import inspect
 import json
 import multiprocessing
 import operator
@@ -539,6 +540,29 @@ def test_a_reader_keeps_its_index_and_an_interrupted_save_leaves_the_old_one(tmp
     assert found(reader, "red fox") == expected  # the removed files stay mapped
     with writing(tmp_path, wait=False), pytest.raises(InUseError, match="is in use by process"):
         writing(tmp_path, wait=False).__enter__()
+
+
+def test_settings_of_other_types_are_stored_or_refused(tmp_path):
+    """A fault: what was saved could not be loaded, or not saved after all texts were encoded."""
+    texts = ["a cat sleeps", "dogs run"]
+    given = {"language": None, "id_column": None, "passages": 0, "weight": np.float32(0.25)}
+    index = Index.__new__(Index)
+    build = inspect.unwrap(Index.__init__)  # without the tests' own check of types
+    build(index, None, texts, mode="lexical", **given)
+    index.save(tmp_path / "index")
+    settings = Index.load(tmp_path / "index").settings
+    assert (settings.language, settings.id_column, settings.passages) == ("", "", False)
+    assert settings.weight == 0.25
+
+
+@pytest.mark.parametrize("encoder", ["minilm", Path("minilm"), ["a text"]])
+def test_what_cannot_encode_is_refused(encoder, tmp_path):
+    Index(WordEncoder(), ["a cat"]).save(tmp_path / "index")
+    message = "expected a SentenceEncoder|load it with SentenceEncoder"
+    with pytest.raises(ConfigError, match=message):
+        inspect.unwrap(Index.__init__)(Index.__new__(Index), encoder)
+    with pytest.raises(ConfigError, match=message):
+        inspect.unwrap(Index.use)(Index.load(tmp_path / "index"), encoder)
 
 
 def test_a_folder_whose_first_save_did_not_end_says_so(tmp_path):

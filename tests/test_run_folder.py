@@ -195,7 +195,7 @@ def test_a_full_disk_is_one_paragraph_and_the_run_begins_again(tmp_path, monkeyp
             start(tmp_path)
     assert str(stopped.value) == (
         f"cannot write {tmp_path}: No space left on device. Complete files there are unchanged. Please make room on "
-        "that disk, or give another --workdir; then run the same command again to resume"
+        "that disk, or give another --workdir; then try again"
     )
     start(tmp_path)
     start(tmp_path)

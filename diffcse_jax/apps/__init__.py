@@ -5,10 +5,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.commands import EmbedOptions, EncodeOptions, SearchOptions, TextOptions
+from diffcse_jax.commands import (
+    DemoOptions,
+    EmbedOptions,
+    EncodeOptions,
+    SearchOptions,
+    TextOptions,
+)
 from diffcse_jax.documents.document import Documents
 from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.files import find_folder, read_model_config, transformer_folder
 from diffcse_jax.models.routes import DOCUMENT, find_routes
@@ -47,6 +54,26 @@ def open_text(name: str, options: TextOptions) -> Documents:
         id_column=options.id_column or "",
         follow_links=options.follow_links,
     )
+
+
+def refuse_words(options: SearchOptions | DemoOptions, mode: str) -> None:
+    """Raise `ConfigError` for options of BM25 that a search in this mode would not read."""
+    if mode == "dense" and options.language:
+        raise ConfigError("--language needs --mode lexical or hybrid")
+    if mode != "hybrid" and options.weight is not None:
+        raise ConfigError("--weight needs --mode hybrid")
+
+
+def require_outside(output: Path, source: Path) -> None:
+    """Raise `ConfigError` if what is written would be read as text the next time."""
+    root, folder = source.resolve(), output.resolve()
+    if folder.is_relative_to(root) and not any(
+        part.startswith(".") for part in folder.relative_to(root).parts
+    ):
+        raise ConfigError(
+            f"--output {output} is inside --input {source}, so its files would be read as text. "
+            "Choose a folder outside, or one whose name starts with a dot"
+        )
 
 
 def print_in_utf8() -> None:

@@ -8,6 +8,7 @@ it in its Host header, so that pages of other sites cannot read answers through 
 
 import dataclasses
 import io
+import os
 import socket
 import sys
 import time
@@ -15,9 +16,10 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
-from diffcse_jax.apps import open_text, render, require_model
+from diffcse_jax.apps import open_text, refuse_words, render, require_model
 from diffcse_jax.commands import DemoOptions
 from diffcse_jax.documents.document import Document
 from diffcse_jax.documents.find import STDIN
@@ -52,6 +54,7 @@ def settings_of(options: DemoOptions) -> IndexSettings:
     if options.against and mode == "lexical" and options.mode is None:
         log_line("notice: --against compares models, so this searches with --mode dense")
         mode = "dense"
+    refuse_words(options, mode)
     recommendation: dict[str, Any] = {} if weight is None else {"weight": weight}
     chosen = recommendation | options.given("language", "weight", "passages")
     return IndexSettings(mode, **chosen)
@@ -85,7 +88,8 @@ def serve(options: DemoOptions) -> None:
         for encoder in encoders
     }
     address = (options.host, options.port)
-    page = Page(folder.name, len(documents), examples_of(documents), models, options.top_k)
+    name = Path(os.path.abspath(folder)).name
+    page = Page(name, len(documents), examples_of(documents), models, options.top_k)
     with SearchServer(page, address) as server:  # first: the port may be in use
         for index in models.values():
             index.put_input(input_of(options.input), documents, show_progress=True)

@@ -21,10 +21,16 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32
 
 from diffcse_jax import hosts
-from diffcse_jax.apps import load_encoder, open_text, print_in_utf8, require_model
+from diffcse_jax.apps import (
+    load_encoder,
+    open_text,
+    print_in_utf8,
+    require_model,
+    require_outside,
+)
 from diffcse_jax.commands import EmbedOptions, EncodeOptions
 from diffcse_jax.documents.document import Document, Documents
-from diffcse_jax.documents.find import enter_skipped, find_source, is_pattern
+from diffcse_jax.documents.find import STDIN, enter_skipped, find_source, is_pattern
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.documents.tables.values import listed
 from diffcse_jax.encoder import SentenceEncoder
@@ -115,6 +121,8 @@ def _require_format(path: Path, output: str) -> None:
         )
     if path.exists() and not path.is_file():
         raise ConfigError(f"--output {output} is a folder, a pipe or a device. Name a file")
+    with disk_errors(path, safe="Nothing was started.", instead="give another --output"):
+        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _placed(source: Documents, ledger: Ledger) -> Iterator[Placed]:
@@ -173,6 +181,8 @@ def embed(options: EmbedOptions) -> None:
         process, count = jax.process_index(), jax.process_count()
     paths = find_inputs(options.inputs, strict=options.strict, follow_links=options.follow_links)
     _require_folder(output)
+    for path in paths:
+        require_outside(output, expand_path(path))
     mine = {path: _open(path, options) for path in paths[process::count]}
     encoder = load_encoder(options)
     settings = _settings(options, encoder)
@@ -229,8 +239,14 @@ def find_inputs(
 
 def _matching(pattern: str, *, strict: bool, follow_links: bool) -> list[str]:
     """Return the files and folders that a pattern matches. Say which others are not read."""
+    if pattern == STDIN:
+        raise ConfigError(
+            "--input -: `diffcse embed` reads its inputs twice, to be able to resume. Name a file, "
+            "or use `diffcse encode`"
+        )
     if not is_pattern(pattern):  # a missing file is reported when it is opened
-        return [os.path.expanduser(pattern)]
+        path = os.path.expanduser(pattern)
+        return [path if Path(path).name not in ("", "..") else os.path.abspath(path)]
     source = find_source(pattern, "--input", follow_links=follow_links)
     used = [*source.files, *source.data_sets]
     folders = [each for each in source.folders if any(path.is_relative_to(each) for path in used)]

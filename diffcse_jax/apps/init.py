@@ -28,6 +28,7 @@ from diffcse_jax.models import hf, layers
 from diffcse_jax.models.forward import fold_in_name
 from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.transformer import Transformer
+from diffcse_jax.run_folder.finding import model_of
 from diffcse_jax.search.reading import read_source
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -85,7 +86,7 @@ def first_blocks(model: str, options: InitOptions) -> hf.Pretrained:
         raise ConfigError(
             f"--{name} is that of --model. Leave it out, or give --input for a new model"
         )
-    checkpoint = hf.read(model)
+    checkpoint = hf.read(model_of(model))
     blocks = checkpoint.config.num_blocks
     kept = options.blocks
     if not 1 <= kept <= blocks:

@@ -18,7 +18,14 @@ from typing import Any
 
 import regex
 
-from diffcse_jax.apps import load_encoder, open_text, print_in_utf8, require_model
+from diffcse_jax.apps import (
+    load_encoder,
+    open_text,
+    print_in_utf8,
+    refuse_words,
+    require_model,
+    require_outside,
+)
 from diffcse_jax.commands import SearchOptions
 from diffcse_jax.documents.document import Document, Documents
 from diffcse_jax.documents.find import STDIN, find_source
@@ -94,7 +101,7 @@ def _open(options: SearchOptions) -> Index:
     if not options.output:
         settings = _settings(options, has_store=store is not None)
         return _build(settings, store or _read(options), options)
-    _require_outside(options.output, folder)
+    require_outside(options.output, folder)
     try:
         with (
             _saying_what_is_left(options.output, options.command),
@@ -146,18 +153,6 @@ def _refuse(options: SearchOptions, names: Sequence[str], folder: Path) -> None:
         )
 
 
-def _require_outside(output: Path, source: Path) -> None:
-    """Raise `ConfigError` if an index would be read as text the next time."""
-    root, folder = source.resolve(), output.resolve()
-    if folder.is_relative_to(root) and not any(
-        part.startswith(".") for part in folder.relative_to(root).parts
-    ):
-        raise ConfigError(
-            f"--output {output} is inside --input {source}, so its files would be read as text. "
-            "Choose a folder outside, or one whose name starts with a dot"
-        )
-
-
 def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettings:
     """Return the settings of a new index: those given, or else those that a run recommends."""
     # Runs recommend how to search text. A hybrid search has no threshold.
@@ -179,10 +174,7 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
 
 def _check_options_of_mode(options: SearchOptions, mode: str) -> None:
     """Raise `ConfigError` for options that a new index in this mode would not read."""
-    if mode == "dense" and options.language:
-        raise ConfigError("--language needs --mode lexical or hybrid")
-    if mode != "hybrid" and options.weight is not None:
-        raise ConfigError("--weight needs --mode hybrid")
+    refuse_words(options, mode)
     if mode == "lexical" and options.storage:
         raise ConfigError("--storage: --mode lexical stores no embeddings. Leave --storage out")
     _check_threshold(options, mode)
@@ -228,7 +220,7 @@ def _give_encoder(index: Index, options: SearchOptions) -> None:
         encoder = load_encoder(options, there)
     except UserError as error:
         what = options.model or "this model"
-        advice = "" if options.model else " Name the model with --model"
+        advice = "" if options.model else ". Name the model with --model"
         problem = (
             f"{index.name} holds embeddings of {there}, and {what} cannot be loaded: "
             f"{error}{advice}"
@@ -286,8 +278,16 @@ def _as_recorded(index: Index, options: SearchOptions) -> SearchOptions:
                 f"--{name}: {options.output} was built with {before or 'none'}, not {now}. Leave "
                 "this out, or give --replace to build the index again"
             )
+    if source.follow_links and not recorded.follow_links:
+        raise ConfigError(
+            f"--follow_links: {options.output} was built without it. Leave this out, or give "
+            "--replace to build the index again"
+        )
     return dataclasses.replace(
-        options, columns=recorded.columns, id_column=recorded.id_column or None
+        options,
+        columns=recorded.columns,
+        id_column=recorded.id_column or None,
+        follow_links=recorded.follow_links,
     )
 
 
@@ -328,7 +328,12 @@ def _keep_store(writer: Writer, old: Index, store: VectorStore, options: SearchO
 
 def _input(options: SearchOptions) -> Input:
     """Return how an index records the input."""
-    return input_of(options.input, options.id_column or "", options.columns)
+    return input_of(
+        options.input,
+        options.id_column or "",
+        options.columns,
+        follow_links=options.follow_links,
+    )
 
 
 # Hits

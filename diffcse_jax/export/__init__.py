@@ -98,7 +98,7 @@ def export(
     pooler: str | None = None,
     hub_id: str | None = None,
     license: str | None = None,
-    language: Sequence[str] = (),
+    language: str | Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write an encoder as a Hugging Face folder.
 
@@ -112,8 +112,8 @@ def export(
         pooler: For a model that records none.
         hub_id: The model's id on the hub, `USER/NAME`, for the model card of a run.
         license: The license for that card, if it differs from the base model's.
-        language: The codes of languages for that card, if they differ from those of the training
-            text.
+        language: The code of a language for that card, or several, if they differ from those of
+            the training text.
 
     Returns:
         The content of `export_check.json` without checksums: for each reader of the folder, the
@@ -126,10 +126,11 @@ def export(
             earlier one stays.
     """
     output = io.expand_path(output).resolve()
+    languages = (language,) if isinstance(language, str) else tuple(language)
     _check_onnx(onnx, text)
     source = _read(model, pooler, truncate_dim)
     texts = own_texts(text) if text else ()
-    of_card = {"hub_id": hub_id, "license": license, "language": language}
+    of_card = {"hub_id": hub_id, "license": license, "language": languages}
     if source.saved is None and (given := [name for name, value in of_card.items() if value]):
         raise ConfigError(
             f"--{given[0]} is for the model card of a run. {model} keeps its own README.md"

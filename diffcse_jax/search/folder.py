@@ -132,11 +132,14 @@ def _is_leftover(path: Path) -> bool:
 
 def require_ended(folder: Path) -> None:
     """Raise `CheckpointError` for a folder whose first save did not end."""
-    inside = [*folder.iterdir()] if folder.is_dir() else []
+    try:
+        inside = [*folder.iterdir()] if folder.is_dir() else []
+    except PermissionError as error:
+        raise _denied(folder) from error
     if inside and (folder / _LOCK).exists() and all(map(_is_leftover, inside)):
         raise CheckpointError(
-            f"{folder} is not an index yet: the command that writes it runs still, or was stopped. "
-            "Run it again"
+            f"{folder} is not an index yet: the command that writes it is still running, or was "
+            "stopped. Run it again"
         )
 
 
@@ -400,7 +403,7 @@ def _stored(reader: Reader) -> Stored:
     encoder = _encoder(reader) if settings.mode != "lexical" else None
     try:
         inputs = tuple(
-            Input(each["name"], tuple(each["columns"]), each["id_column"])
+            Input(each["name"], tuple(each["columns"]), each["id_column"], each["follow_links"])
             for each in _value(reader, "inputs", list)
         )
     except (TypeError, KeyError) as error:

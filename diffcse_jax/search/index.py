@@ -43,7 +43,7 @@ from diffcse_jax.search.modes import DEFAULT_WEIGHT
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.ranking import Request, rank
 from diffcse_jax.search.reading import count_documents, read_source
-from diffcse_jax.search.settings import IndexSettings, Input, check_mode, input_of
+from diffcse_jax.search.settings import IndexSettings, Input, check_mode, input_of, is_number
 from diffcse_jax.search.texts import checked_sentences
 from diffcse_jax.search.vector_store import EncoderRecord, VectorStore, find_store
 from diffcse_jax.search.words import choose_language
@@ -126,13 +126,18 @@ class Index:
         show_progress: bool = False,
         strict: bool = False,
     ):
-        if isinstance(encoder, str | Path):
-            raise ConfigError(
-                f"encoder={str(encoder)!r}: load it with "
-                f"SentenceEncoder.from_pretrained({str(encoder)!r})"
-            )
+        if encoder is not None:
+            _check_encoder(encoder)
         weight = DEFAULT_WEIGHT if weight is None else weight
-        self.settings = IndexSettings(mode, language, weight, storage, passages, id_column)
+        # Of types that can be stored as JSON and read again.
+        self.settings = IndexSettings(
+            mode,
+            language or "",
+            float(weight) if is_number(weight) else weight,
+            storage,
+            bool(passages),
+            id_column or "",
+        )
         self.settings.check()
         self._start(_empty(self.settings, encoder, prompt_name), encoder)
         self.add(texts, batch_size=batch_size, show_progress=show_progress, strict=strict)
@@ -306,6 +311,7 @@ class Index:
                 "texts (a string is a path)",
                 columns=origin.columns,
                 id_column=origin.id_column,
+                follow_links=origin.follow_links,
             )
         return documents_in_memory(texts, id_column=origin.id_column, first=first, taken=taken)
 
@@ -454,6 +460,7 @@ class Index:
 
     def use(self, encoder: Encoder) -> None:
         """Encode with this encoder; raise `ConfigError` if the embeddings are of another one."""
+        _check_encoder(encoder)
         if self.record:
             self.record.require(encoder.record(self.record.prompt), self.name)
         self._encoder = encoder
@@ -496,9 +503,20 @@ class Index:
                 f"{path} is not an index. Write one with `save` or `diffcse search --output`"
             )
         index = cls.of(read_index(path), name=str(path))
-        if encoder:
+        if encoder is not None:
             index.use(encoder)
         return index
+
+
+def _check_encoder(encoder: Any) -> None:
+    """Raise `ConfigError` for what cannot encode, such as the name of a model."""
+    if isinstance(encoder, str | Path):
+        name = str(encoder)
+        raise ConfigError(
+            f"encoder={name!r}: load it with SentenceEncoder.from_pretrained({name!r})"
+        )
+    if not isinstance(encoder, Encoder):
+        raise ConfigError(f"encoder={encoder!r:.60}: expected a SentenceEncoder")
 
 
 def _empty(

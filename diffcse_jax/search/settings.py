@@ -73,13 +73,16 @@ class Input:
     name: str
     columns: tuple[str, ...] = ()
     id_column: str = ""
+    follow_links: bool = False
 
 
-def input_of(texts: Any, id_column: str = "", columns: tuple[str, ...] = ()) -> Input:
+def input_of(
+    texts: Any, id_column: str = "", columns: tuple[str, ...] = (), *, follow_links: bool = False
+) -> Input:
     """Return how an index records what it was given: a name, or texts."""
     if not isinstance(texts, str | Path):
         return Input("", columns, id_column)
     name = str(texts)
     if name not in NOT_PATHS:
         name = os.path.abspath(expand_path(texts))
-    return Input(name, columns, id_column)
+    return Input(name, columns, id_column, follow_links)

@@ -50,11 +50,13 @@ class TaskModel:
     ) -> list[str] | list[float]:
         """Return the predicted class, or value, of each sentence or pair.
 
-        Raises a `ConfigError` if there is no such task, or if a row has the wrong number of
-        sentences.
+        Raises a `ConfigError` if there is no such task, if a single text is given, or if a row has
+        the wrong number of sentences.
         """
         if name not in self.tasks:
             raise ConfigError(f"there is no task {name!r}. Known: {', '.join(self.tasks)}")
+        if isinstance(texts, str):
+            raise ConfigError(f"task {name} takes a list of rows, not one text: {texts[:60]!r}")
         task = self.tasks[name]
         rows = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
         if wrong := next((row for row in rows if len(row) != len(task.texts)), None):

@@ -20,7 +20,7 @@ from diffcse_jax.documents.tables.formats import open_table
 from diffcse_jax.documents.tables.layout import texts_of_row
 from diffcse_jax.documents.tables.values import listed
 from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, counted
-from diffcse_jax.hosts import log_line
+from diffcse_jax.hosts import log_line, report
 from diffcse_jax.losses.finetune import LabelledTask
 
 
@@ -152,8 +152,7 @@ def _read(
         )
     if not rows:
         raise NoSentencesError(f"{source}: no usable row ({ledger.summary()})")
-    if account := ledger.summary():
-        log_line(f"{file}: {account}")
+    report(ledger)
     return rows
 
 
