@@ -6,8 +6,8 @@ import io
 import itertools
 import json
 import os
-import sys
 import shutil
+import sys
 import tempfile
 import zlib
 from contextlib import nullcontext

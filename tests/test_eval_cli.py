@@ -115,6 +115,7 @@ def test_another_pooler_than_the_recorded_one_is_warned_of(run, tmp_path, model)
 
 
 def test_sentences_that_torch_cuts_are_reported(run, senteval):
+    pytest.importorskip("torch")
     write_stsb(senteval, "dev", [*ROWS, (5, "long " * 60, "a dog")])
     with pytest.warns(
         UserWarning, match=f"truncated 1 of 8 texts to {MAX_LENGTH} tokens, the most that the model"
@@ -207,6 +208,7 @@ def test_mistakes_exit_with_2_and_a_reason(arguments, message, run):
 
 
 def test_torch_reads_the_export_of_a_run_or_asks_for_it(run, tmp_path, model, monkeypatch):
+    pytest.importorskip("torch")
     (tmp_path / "run/checkpoints/7").mkdir(parents=True)
     (tmp_path / "run/config.json").write_text(json.dumps(Config().to_dict()))
     shutil.copytree(model, tmp_path / "run/export")

@@ -66,6 +66,7 @@ def unchecked(monkeypatch):
 
 
 def test_every_reader_gives_the_trained_embeddings(saved, tmp_path, capfd):
+    pytest.importorskip("sentence_transformers")
     trained = saved()
     check = export.export(tmp_path / "workdir", tmp_path / "out")
     assert set(check["maximal_absolute_difference"]) == {"diffcse_jax", "sentence_transformers"}
@@ -81,6 +82,7 @@ def test_every_reader_gives_the_trained_embeddings(saved, tmp_path, capfd):
 
 
 def test_a_model_without_pooler_weights_is_cut_by_every_reader(saved, tmp_path, capfd):
+    pytest.importorskip("sentence_transformers")
     from sentence_transformers import SentenceTransformer
 
     saved(pooler="avg", with_head=False)
@@ -147,6 +149,7 @@ def test_the_examples_in_the_card_run_and_no_file_has_a_local_path(saved, tmp_pa
 
 def test_the_side_that_is_cut_and_the_case_are_exported(saved, tmp_path):
     """The check encodes a text that is cut, and `tokenizer.json` alone says on which side."""
+    pytest.importorskip("sentence_transformers")
     start = saved(pooler="avg").checkpoint.folder
     of_tokenizer = json.loads((start / "tokenizer_config.json").read_text())
     (start / "tokenizer_config.json").write_text(

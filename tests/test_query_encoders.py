@@ -69,6 +69,7 @@ def test_queries_and_documents_have_their_own_weights(folders, both):
 
 
 def test_sentence_transformers_reads_both_encoders(folders, both):
+    pytest.importorskip("sentence_transformers")
     from sentence_transformers import SentenceTransformer
 
     theirs = SentenceTransformer(str(folders / "both"), device="cpu")

@@ -54,7 +54,7 @@ def text_of(document: Document) -> str:
         ("", "--input is empty. Name a file"),
         ("/dev/zero", "--input: cannot read /dev/zero: it is a pipe or a device."),
         ("{}/pipe.txt", "pipe.txt: it is a pipe or a device"),
-        ("{}/a\0b.txt", "embedded null byte"),
+        ("{}/a\0b.txt", "embedded null"),
         ("{}/sentence.txt", "no such file. Name a file, a folder, docstrings or wiki1m"),
         ("{}/empty", "empty: no file of a known kind (none found)"),
         ("{}/none-*.txt", "none-*.txt. Check the pattern, and put it in quotes"),

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets as tfds
 from growth import assert_linear, assert_linear_calls, assert_small
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from test_fuzz import json_values, spoiled
 from test_golden import PAIRS, Prepared
@@ -392,7 +392,10 @@ def test_columns_of_arrow_are_read_back(tmp_path, types, data):
     extension = data.draw(st.sampled_from([".parquet", ".arrow", ".feather"]))
     content = io.BytesIO()
     if extension == ".parquet":
-        pq.write_table(table, content, row_group_size=2)
+        try:
+            pq.write_table(table, content, row_group_size=2)
+        except pa.ArrowNotImplementedError:  # string views, by older versions of pyarrow
+            reject()
     else:
         new = pa.ipc.new_stream if extension == ".arrow" else pa.ipc.new_file
         with new(content, table.schema) as writer:

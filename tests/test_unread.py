@@ -108,6 +108,7 @@ def test_encode_warns_once(encoder, prompt):
 
 
 def test_another_library_is_told_the_same(folder):
+    pytest.importorskip("torch")
     encoder = TorchEncoder(str(folder), "avg")
     with pytest.warns(UserWarning, match=MESSAGE.format(4, 6, folder)) as caught:
         encoder.encode([*THAI, *KNOWN])

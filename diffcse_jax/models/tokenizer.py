@@ -40,8 +40,9 @@ class FastTokenizer(Protocol):
     backend_tokenizer: tokenizers.Tokenizer
     truncation_side: str
     model_input_names: Any
-    unk_token_id: int | None
-    mask_token_id: int | None
+    if TYPE_CHECKING:  # `isinstance` does not find what transformers gives by `__getattr__`
+        unk_token_id: int | None
+        mask_token_id: int | None
 
     def __len__(self) -> int: ...
 

@@ -133,6 +133,7 @@ def test_the_search_page_in_a_browser(workspace, trained, monkeypatch):
 
 
 def test_the_export_goes_to_other_libraries(workspace, trained):
+    pytest.importorskip("sentence_transformers")
     workspace.run(block("from sentence_transformers"))
     assert workspace.names["embeddings"].shape == (2, 384)
     workspace.run(block("diffcse export"))
