@@ -35,7 +35,7 @@ from diffcse_jax.models.forward import compiled_forward, compiled_masked_lm
 from diffcse_jax.models.graph import Graph
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.poolers import check_pooler
-from diffcse_jax.models.routes import DOCUMENT, QUERY, ROUTES, card_folder
+from diffcse_jax.models.routes import DOCUMENT, QUERY, ROUTES
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.shapes import Shapes
 from diffcse_jax.models.text_settings import max_length_of
@@ -337,7 +337,7 @@ class SentenceEncoder:
             "max_length": longest,
             "name": name,
             "mlm_head": model.mlm_head,
-            "languages": stated_languages(read_card(card_folder(model.folder))),
+            "languages": stated_languages(read_card(model.root)),
             "graph": graph,
             "queries": queries,
         }

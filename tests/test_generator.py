@@ -50,13 +50,17 @@ def config_with(steps: int):
 @pytest.mark.slow
 def test_training_the_head_makes_it_guess_better_and_keeps_it(store, tmp_path, monkeypatch, capfd):
     config = config_with(60)
-    first = own_generator(config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path)
+    first = own_generator(
+        config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path, text=store.name
+    )
     scores = json.loads((tmp_path / "generator" / "report.json").read_text())
     assert scores["perplexity"] < 0.5 * WORDS.size  # of a head that knows nothing
     assert scores["accuracy"] > 20.0  # one of ten words by chance
     assert f"perplexity {scores['perplexity']:.0f}, 60 steps" in capfd.readouterr().err
     monkeypatch.setattr(generator, "train_masked_lm_head", None)  # not called again
-    second = own_generator(config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path)
+    second = own_generator(
+        config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path, text=store.name
+    )
     jax.tree.map(np.testing.assert_array_equal, first.mlm_head, second.mlm_head)
     assert first.transformer is ENCODER.transformer
     assert "using the masked-LM head" in capfd.readouterr().err
@@ -72,7 +76,13 @@ def test_an_interrupted_head_is_the_same_as_an_uninterrupted_one(
 
     def own(folder: str):
         return own_generator(
-            config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path / folder
+            config,
+            ENCODER,
+            store,
+            WORDS,
+            mesh=make_mesh(config),
+            workdir=tmp_path / folder,
+            text=store.name,
         )
 
     def after_steps(count: int, stop):
@@ -121,7 +131,7 @@ def own(store, tmp_path, monkeypatch):
     """`own_generator` of a run whose head "trains" at once: it counts how often, and gives this bias."""
     config, trained = config_with(2), []
 
-    def own(bias: float = 1.0) -> list:
+    def own(bias: float = 1.0, text: str = store.name) -> list:
         def train_masked_lm_head(*_, **__):
             trained.append(bias)
             return {"bias": np.array([1.0, bias], np.float32)}, {
@@ -131,7 +141,9 @@ def own(store, tmp_path, monkeypatch):
             }
 
         monkeypatch.setattr(generator, "train_masked_lm_head", train_masked_lm_head)
-        own_generator(config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path)
+        own_generator(
+            config, ENCODER, store, WORDS, mesh=make_mesh(config), workdir=tmp_path, text=text
+        )
         return trained
 
     return own
@@ -155,12 +167,22 @@ def test_a_damaged_head_is_named(own, tmp_path, name, content):
         own()
 
 
+def test_a_head_of_another_text_is_trained_again(own, tmp_path, capfd):
+    """A fault: a text that was corrected before the first checkpoint kept the old head."""
+    own()
+    assert len(own()) == 1
+    assert len(own(text="corrected")) == 2
+    assert "the text has changed" in capfd.readouterr().err
+    (tmp_path / "checkpoints/3").mkdir(parents=True)  # which the checkpoint will refuse
+    assert len(own(text="another")) == 2
+
+
 def test_a_head_that_is_not_finite_is_not_used(own, tmp_path):
     with pytest.raises(
         ConfigError, match=r"diverged \(bias is NaN.*Lower generator\.head_learning_rate=0\.02"
     ):
         own(np.nan)
-    assert not (tmp_path / "generator").exists()
+    assert not (tmp_path / "generator/report.json").exists()
 
 
 def test_a_head_killed_before_its_report_is_trained_again(own, tmp_path, monkeypatch):

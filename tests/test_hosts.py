@@ -1,5 +1,7 @@
 """Several processes on this machine train like one, through the public command."""
 
+import contextlib
+import inspect
 import os
 import re
 import signal
@@ -9,18 +11,23 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 from test_sts import write_stsb
 from tiny_run import environment, overrides, run_settings
 
 from diffcse_jax import api, hosts
 from diffcse_jax.config import configuration
 from diffcse_jax.documents.ledger import EMPTY, Ledger
-from diffcse_jax.errors import ConfigError
+from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.run_folder.records import read_metrics
+from diffcse_jax.training.run import _require_same_text
 
 REPOSITORY = Path(__file__).parents[1]
 STEPS = 9  # enough for a process to be killed in the middle
@@ -57,6 +64,21 @@ with reported_to_user():
         if number == 5:
             print("working", flush=True)
             write(sys.argv[3])
+"""
+TASKS = """
+from dataclasses import asdict
+from diffcse_jax.config import default_config
+from diffcse_jax.losses.finetune import LabelledTask
+
+def get_config():
+    config = default_config()
+    config.model.name_or_path = {model!r}
+    config.model.pooler, config.model.projector = "avg", "none"
+    config.contrast.weight = config.difference.weight = 0.0
+    config.finetune.weight = 1.0
+    config.finetune.tasks = {{"mine": asdict(LabelledTask(file="rows.csv", texts=("text",), label="class"))}}
+    config.train.steps, config.train.batch_size, config.data.max_length = 1, 4, 8
+    return config
 """
 BOUND = 60  # seconds in which the loss of a process must be noticed
 
@@ -103,6 +125,40 @@ def test_two_processes_train_like_one(tmp_path, settings):
         assert line in outputs[0]
         assert line not in outputs[1]
     assert "is replaced by" not in "".join(outputs)  # the metric, for want of data
+
+
+@pytest.mark.slow
+def test_two_processes_fine_tune(tmp_path, minilm_dir):
+    """A fault: the first one scored the start with the second, which waited for the result."""
+    (tmp_path / "rows.csv").write_text(
+        "text,class\n" + "".join(f"number {n},{n % 2}\n" for n in range(40))
+    )
+    (tmp_path / "tasks.py").write_text(TASKS.format(model=str(minilm_dir)))
+    settings = {"distributed": True, "finetune.data_dir": str(tmp_path)}
+    arguments = ["--config", f"{tmp_path}/tasks.py", "--workdir", f"{tmp_path}/run"]
+    script = TRAIN.replace('"train"', '"finetune"')
+    outputs = communicate(
+        [python(script, [*arguments, *overrides(settings)], each) for each in addresses("01")], 300
+    )
+    assert "step 1: mine_accuracy " in outputs[0], outputs
+    assert (tmp_path / "run/export/model.safetensors").is_file()
+
+
+def test_processes_that_read_other_texts_are_named(monkeypatch):
+    """A fault: they drew the rows of a batch from different texts, and said nothing."""
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    monkeypatch.setattr(hosts, "decided_by_first", lambda decide: decide())
+    run = SimpleNamespace(text="digest", config=configuration("adapt", {})[1])
+    for same in ([1, 1, 1], [1, 1, 0]):
+        monkeypatch.setattr(
+            multihost_utils, "process_allgather", lambda _, same=same: np.array(same)
+        )
+        with (
+            contextlib.nullcontext()
+            if all(same)
+            else pytest.raises(DataError, match="process 2 of 3 has read another text")
+        ):
+            inspect.unwrap(_require_same_text)(run)
 
 
 @pytest.mark.slow

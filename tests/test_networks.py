@@ -186,6 +186,8 @@ def test_vocabulary_of_a_tokenizer(minilm_dir):
     with pytest.raises(ConfigError, match="no mask token"):
         networks.vocabulary_of(Config(), tokenizer)
     assert networks.vocabulary_of(config_of(SIMCSE), tokenizer).mask_id is None
+    deleting = config_of({"difference": {"edit": "delete"}})
+    assert networks.vocabulary_of(deleting, tokenizer).mask_id is None
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,9 @@ def test_of_many_passages_the_best_and_a_sample_are_ranked(index, monkeypatch):
         ("data.prompts", ("none",), r"Leave data\.prompts out"),
         ("train.steps", 0, r"Set train\.steps"),
         ("model.projector", "mlp", r"model\.projector='none'"),
+        ("eval.metric", "halves_retrieval", r"eval\.metric=halves_retrieval: .* does not use"),
+        ("eval.hold", ("halves_retrieval",), r"eval\.hold=halves_retrieval: .* does not use"),
+        ("eval.max_drop", 1.0, r"eval\.max_drop limits"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(key, value, message, tmp_path):

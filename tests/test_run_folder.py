@@ -396,6 +396,10 @@ def test_every_start_is_recorded_and_changed_versions_are_reported(tmp_path, mon
         f"in their last digits from here on: jax was {jax.__version__}, now 9.9, the number of "
         f"devices was {count}, now 2\n" in capsys.readouterr().err
     )
+    # Nothing is resumed: this may be another run in place of one without a checkpoint.
+    records.record_start(tmp_path, config, text="89", step=0)
+    assert not capsys.readouterr().err
+    assert [line["digests"]["text"] for line in records.read_starts(tmp_path)] == ["89"]
 
 
 def test_a_run_is_read_from_its_export(tmp_path):

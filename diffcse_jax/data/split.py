@@ -169,7 +169,7 @@ class _Read:
                 texts_of_each.append(np.fromiter(texts, np.uint64, len(texts)))
                 identities.append(_identities(document))
                 progress.update(1)
-        if len(set(whole)) == 1:
+        if share < 1 and len(set(whole)) == 1:
             raise DataError(
                 f"{documents.name} is a single document, and data.held_out={share} keeps whole "
                 "documents for evaluation. Name a folder of documents, put blank lines between "

@@ -85,7 +85,7 @@ def read_texts(
                 f"labels: {problem}"
             )
         if left_out := STS_METRICS.intersection(also):
-            log_line(f"notice: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
+            log_line(f"warning: eval.beside: {', '.join(sorted(left_out))} is left out: {problem}")
         also = [name for name in also if name not in {*STS_METRICS, metric}]
     if split is None and config.data.held_out:
         split = open_split(config.data)
@@ -104,7 +104,7 @@ def read_texts(
                 raise DataError(f"it has {counted(count, 'pair{s}')} and needs at least {FEWEST}")
             hold.append(texts)
         except DataError as error:
-            log_line(f"notice: eval.hold: {name} is left out: {error}")
+            log_line(f"warning: eval.hold: {name} is left out: {error}")
     return AllTexts(chosen, others, hold, _texts_of_all(metric, split))
 
 

@@ -92,7 +92,7 @@ def mixed(
 
 EDITS |= {
     "insert": Edit(insert),
-    "delete": Edit(delete, needs=frozenset({"mask_token"})),
+    "delete": Edit(delete, needs=frozenset()),
     "mixed": Edit(mixed),
 }
 

@@ -32,7 +32,10 @@ class Table(dict[str, Any]):
 
 
 class PretrainedCheckpoints(NamedTuple):
-    """The pretrained checkpoints of a run. Each `config` has the dropout rates of the run."""
+    """The pretrained checkpoints of a run.
+
+    Each `config` has the dropout rates of the run; that of the generator has its own, or 0.
+    """
 
     encoder: Pretrained
     generator: Pretrained | None  # only if a loss needs it

@@ -11,6 +11,7 @@ import yaml
 
 from diffcse_jax.documents.language import NAMES, NOT_A_LANGUAGE, detector, languages_of
 from diffcse_jax.errors import UserError
+from diffcse_jax.models.routes import card_folder
 
 FOREIGN_SHARE = 0.1  # of the text, from which a warning says so
 FEWEST_TEXTS = 20  # whose languages are certain
@@ -27,9 +28,12 @@ class _WithoutAliases(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def read_card(folder: Path) -> Mapping[str, Any]:
-    """Return the metadata of a model's card; empty if it is missing, invalid or has aliases."""
-    path = folder / "README.md"
+def read_card(root: Path) -> Mapping[str, Any]:
+    """Return the metadata of a model's card; empty if it is missing, invalid or has aliases.
+
+    `root` is the folder of the whole model, as `Pretrained.root`, or of an encoder of a Router.
+    """
+    path = card_folder(root) / "README.md"
     if not os.path.isfile(path):  # reading a pipe would never end
         return {}
     with contextlib.suppress(Exception):  # the YAML may raise anything

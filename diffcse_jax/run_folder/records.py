@@ -211,9 +211,10 @@ _NAMES_OF_DEVICES = {
 def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None:
     """Append a line to `starts.jsonl`, and report what differs from the previous start.
 
-    Versions and devices are compared.
+    Versions and devices are compared. At step 0 the file begins anew: nothing is resumed, and its
+    lines may be of a run that this one replaces.
     """
-    before: dict[str, Any] = next(reversed(read_starts(workdir)), {})
+    before: dict[str, Any] = next(reversed(read_starts(workdir)), {}) if step else {}
     now: dict[str, Any] = {
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "host": socket.gethostname(),
@@ -230,6 +231,8 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
         "digests": {"text": text, **io.read_json(workdir / START)},
     }
     with io.disk_errors(workdir / STARTS, safe=_SAFE):
+        if not step:
+            (workdir / STARTS).unlink(missing_ok=True)
         io.append_line(workdir / STARTS, json.dumps(now))
     changed = [
         f"{_NAMES_OF_DEVICES.get(name, name)} was {before[group][name]}, now {value}"

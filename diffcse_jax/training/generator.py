@@ -6,6 +6,7 @@ report). Its replacements are good enough for the discriminator after a few hund
 """
 
 import dataclasses
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,6 +21,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from safetensors.numpy import load_file
 
+from diffcse_jax import hosts
 from diffcse_jax.batch import Batch, Vocabulary
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import BatchSource, make_batches
@@ -35,12 +37,15 @@ from diffcse_jax.models.heads import MaskedLMHead
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
+from diffcse_jax.run_folder.checkpoints import saved_steps
+from diffcse_jax.run_folder.finding import CHECKPOINTS
 from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
 
 if TYPE_CHECKING:
     import grain
 
-FOLDER, REPORT = "generator", "report.json"  # of the head, in the folder of a run
+FOLDER = "generator"  # of the head, in the folder of a run
+REPORT, TEXT = "report.json", "text"  # in it
 HELD_OUT_BATCHES = 8  # batches on which the masked-LM head is measured
 STEPS_OF_A_STEP = 5  # the most steps of the masked-LM head for each step of the run
 SAVED_EVERY = 50  # steps between checkpoints of the masked-LM head
@@ -150,15 +155,18 @@ def own_generator(
     *,
     mesh: Mesh,
     workdir: Path,
+    text: str,
 ) -> Pretrained:
     """Return the frozen encoder with a masked-LM head.
 
-    The head is read from the run folder, or trained now and stored there.
+    The head is read from the run folder, or trained now and stored there. `text` identifies what
+    the sentences are made of.
 
     Raises:
         Interrupted: A signal asked to stop while the head was trained. Everything is saved.
     """
     folder = workdir / FOLDER
+    hosts.decided_by_first(partial(_begin, folder, text))
     weights, record = folder / "mlm_head.safetensors", folder / REPORT
     if record.is_file():
         log_line(f"generator: using the masked-LM head in {folder}")
@@ -198,6 +206,22 @@ def with_fitting_head(config: Config, steps: int) -> Config:
     head_steps = min(config.generator.head_steps, STEPS_OF_A_STEP * steps)
     generator = dataclasses.replace(config.generator, head_steps=head_steps)
     return dataclasses.replace(config, generator=generator)
+
+
+def _begin(folder: Path, text: str) -> None:
+    """Record the text that the head is trained on, and remove what another text has left.
+
+    A run without a checkpoint may go on with another text. Later ones refuse it by themselves.
+    """
+    record = folder / TEXT
+    if record.is_file() and record.read_text(encoding="utf-8") != text:
+        if saved_steps(folder.parent / CHECKPOINTS):
+            return
+        log_line("notice: the text has changed, so the masked-LM head is trained on it anew")
+        shutil.rmtree(folder)
+    with disk_errors(folder, safe="The text and the encoder's weights are intact."):
+        folder.mkdir(parents=True, exist_ok=True)
+        record.write_text(text, encoding="utf-8")
 
 
 def train_masked_lm_head(

@@ -58,12 +58,15 @@ from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.run import train_and_select
 from diffcse_jax.training.selection import check_interpolation
 from diffcse_jax.training.sharding import make_mesh, packing_of, resolved, shards_of
+from diffcse_jax.training.tokens import require_room
 
 MOST_RANKED = 4096  # passages in a step. Of more, the best ones and a sample are ranked
 MOST_AGREEMENT = 500  # queries that measure how far the rankings agree
 RANKED_AT_ONCE = 32  # queries
 TOP = 10  # passages of both rankings that are compared
 AGREEMENT = "teacher_agreement"  # a dev metric
+# Metrics for which the encoder of queries embeds something: not texts of one kind.
+ASKING_METRICS = ("mixed_retrieval", "lead_retrieval", "pairs_retrieval", "retrieval")
 
 Rows = Int[np.ndarray, " rows"]
 Vectors = Float32[np.ndarray, "queries dimension"]
@@ -92,7 +95,7 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     if existing:
         existing.use(start)
         existing.query_prompt(prompts)
-    _check_prompt(config, base, prompts.query)
+    require_room(base.tokenizer, config.data.max_length, [prompts.query])
     open_run(workdir, config, base.checkpoint, base.tokenizer, None, prompts=prompts)
 
     # 2. The passages with the embeddings that they keep, and who asks for them.
@@ -158,6 +161,19 @@ def _check(config: Config) -> None:
             "query_distillation: documents keep their embeddings, and with them the recorded "
             "prompts. Leave data.prompts out"
         )
+    options = config.eval
+    asked = {"eval.metric": (options.metric,), "eval.hold": options.hold}
+    for key, names in asked.items():
+        if others := [name for name in names if name.partition(":")[0] not in ASKING_METRICS]:
+            raise ConfigError(
+                f"{key}={others[0]}: query_distillation trains the encoder of queries, which this "
+                f"metric does not use. Use one of: {', '.join(ASKING_METRICS)}"
+            )
+    if options.max_drop:
+        raise ConfigError(
+            "eval.max_drop limits how similar texts are found, which query_distillation does not "
+            "change. Set it to 0"
+        )
     if not config.train.steps:
         raise ConfigError("query_distillation makes as many queries as it needs. Set train.steps")
     IndexSettings("hybrid").check()
@@ -171,16 +187,6 @@ def _check_pooler(config: Config, base: StartingCheckpoint) -> None:
             f"query_distillation: documents keep the embeddings of {base.name}, so queries need "
             f"its pooler, and not {pooler}. Set model.pooler='own', or start from an encoder with "
             "another pooler than cls"
-        )
-
-
-def _check_prompt(config: Config, base: StartingCheckpoint, prompt: str) -> None:
-    """Refuse a prompt of queries that leaves no room for them."""
-    length = len(base.tokenizer.encode(prompt))
-    if length >= config.data.max_length:
-        raise ConfigError(
-            f"data.max_length={config.data.max_length} leaves no room for text: the prompt of "
-            f"queries has {length} tokens with [CLS] and [SEP]. Give a larger data.max_length"
         )
 
 
@@ -383,7 +389,9 @@ class RankedQueries:
         backend = cutting_tokenizer(base.tokenizer, length)
         listed = ListedQueries(queries.texts, backend, prompt, base.tokenizer.unk_token_id)
         log_line(f"encoding {counted(len(queries.texts), 'quer{y}')} with {start.name}")
-        self._vectors = start.encode_query(queries.texts, normalize=True, max_length=length)
+        self._vectors = start.encode_query(
+            queries.texts, batch_size=config.eval.batch_size, normalize=True, max_length=length
+        )
         self._batches = BatchSource(
             listed,
             batch_size=self._size,
@@ -416,8 +424,9 @@ class RankedQueries:
         return self._batches[index]._replace(ranked=ranked)
 
     def texts(self, step: int) -> list[str]:
-        """Return the queries of a step, counting from 1."""
-        return list(self._queries.texts[self._rows(step - 1)])
+        """Return this process's queries of a step, counting from 1."""
+        texts = self._queries.texts[self._rows(step - 1)]
+        return list(texts[self._shards.of(self._size)])
 
     def _rows(self, index: int) -> slice:
         return slice(index * self._size, (index + 1) * self._size)

@@ -553,7 +553,9 @@ def _start_with_pooler(run: Run) -> float | None:
 def _limited_quality(run: Run, baseline: Record) -> str:
     metric = run.evaluation.drift_metric
     most = run.config.eval.max_drop
-    return f"{metric} within eval.max_drop={most:g} of {baseline.dev[metric]:.2f}" if metric else ""
+    if not (metric and most):
+        return ""
+    return f"{metric} within eval.max_drop={most:g} of {baseline.dev[metric]:.2f}"
 
 
 def _words_find_as_much(run: Run) -> bool | None:

@@ -1,4 +1,4 @@
-"""Open the token store of a run's text, and log what it holds."""
+"""Open the token store of a run's text, log what it holds, and check what a run adds to it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import transformers
 
 from diffcse_jax.data.token_store import Corpus, TokenStore, build_or_open
 from diffcse_jax.documents.language import SAMPLE_TEXTS
-from diffcse_jax.errors import counted
+from diffcse_jax.errors import ConfigError, counted
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.models.foreign_text import foreign_texts
 from diffcse_jax.models.unread import describe_unknown
@@ -46,6 +46,18 @@ def open_tokens(
         row = zip(corpus.columns, next(corpus.rows()).texts, strict=True)
         log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in row)}")
     return store
+
+
+def require_room(
+    tokenizer: transformers.PreTrainedTokenizerFast, max_length: int, prompts: Sequence[str]
+) -> None:
+    """Raise `ConfigError` if a prompt leaves no room for text."""
+    longest = max(len(tokenizer.encode(prompt)) for prompt in prompts)
+    if longest >= max_length:
+        raise ConfigError(
+            f"data.max_length={max_length} leaves no room for text: a prompt has {longest} tokens "
+            "with [CLS] and [SEP]. Give a larger data.max_length"
+        )
 
 
 def warn_of_languages(

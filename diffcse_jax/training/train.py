@@ -35,7 +35,7 @@ from diffcse_jax.training.sharding import (
     resolved,
     shards_of,
 )
-from diffcse_jax.training.tokens import open_tokens, warn_of_languages
+from diffcse_jax.training.tokens import open_tokens, require_room, warn_of_languages
 
 
 def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
@@ -81,7 +81,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     store = open_tokens(
         corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts
     )
-    languages = stated_languages(read_card(encoder.folder))
+    languages = stated_languages(read_card(encoder.root))
     warn_of_languages(store, tokenizer, config.model.name_or_path, languages)
     examples = _open_examples(config, store, base, prompt_tokens)
     config = with_fitting_batch(config, len(examples), mesh)
@@ -125,6 +125,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
             vocabulary,
             mesh=mesh,
             workdir=workdir,
+            text=store.name,
         )
     built = networks.build(
         config,
@@ -178,6 +179,11 @@ def with_fitting_batch(config: Config, examples: int, mesh: Mesh) -> Config:
     devices = mesh.shape["data"]
     if config.trains_generator_head and examples < config.generator.head_batch_size:
         head_size = max(examples // devices * devices, devices)
+        log_line(
+            f"notice: {counted(examples, 'training example{s}')}, fewer than "
+            f"generator.head_batch_size={config.generator.head_batch_size}. Training the head with "
+            f"batches of {head_size}."
+        )
         generator = dataclasses.replace(config.generator, head_batch_size=head_size)
         config = dataclasses.replace(config, generator=generator)
     if examples >= train.batch_size:
@@ -207,12 +213,7 @@ def _choose_prompts(
 ) -> tuple[tuple[str, ...], StartingCheckpoint]:
     """Return the prompt of each column, and the starting checkpoint with the run's prompts."""
     prompts, of_run = for_columns(base.recorded.prompts, config.data.prompts, columns)
-    longest = max(len(base.tokenizer.encode(prompt)) for prompt in prompts)
-    if longest >= config.data.max_length:
-        raise ConfigError(
-            f"data.max_length={config.data.max_length} leaves no room for text: the prompt has "
-            f"{longest} tokens with [CLS] and [SEP]. Give a larger data.max_length."
-        )
+    require_room(base.tokenizer, config.data.max_length, prompts)
     if any(prompts):
         log_line(
             f"prompts: {', '.join(map(repr, prompts))}. data.prompts=none trains without them."

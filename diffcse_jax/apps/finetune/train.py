@@ -86,9 +86,14 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
         log_line("stage 2 of 2: training the encoder and the heads")
 
     # 4. Training.
+    def on_host(array: jax.Array | np.ndarray) -> np.ndarray:
+        # Only the first process scores the start, whose arrays are its own.
+        is_shared = isinstance(array, jax.Array) and not array.is_fully_addressable
+        return np.asarray(jax.device_put(array, replicated(mesh)) if is_shared else array)
+
     def model_of(params: Params) -> TaskModel:  # processes that share parameters must all call this
         heads = {data.name: layers.subset(params, head_of(data.name)) for data in tasks}
-        heads = jax.tree.map(np.asarray, jax.device_put(heads, replicated(mesh)))
+        heads = jax.tree.map(on_host, heads)
         return TaskModel(start.encoder(config, params), config.finetune.tasks, heads)
 
     def sentences_of(step: int) -> list[str]:
