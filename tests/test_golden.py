@@ -173,6 +173,7 @@ def write_model(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, minilm_dir) -> Path:
+    pytest.importorskip("torch")
     return write_model(tmp_path_factory.mktemp("model"), minilm_dir)
 
 

@@ -289,9 +289,8 @@ def test_a_full_disk_is_one_paragraph_and_costs_nothing(tmp_path):
     with full_disk(50_000), pytest.raises(DiskError) as full:
         build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")
     assert str(full.value).startswith(f"cannot write {tmp_path}/cache/")
-    assert (
-        "make room on that disk, or set data.cache_dir to another folder; then run the same"
-        in str(full.value)
+    assert "make room on that disk, or set data.cache_dir to another folder; then try again" in str(
+        full.value
     )
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     assert len(build_or_open(corpus, word_tokenizer(), 8, tmp_path / "cache")) == 9000

@@ -106,6 +106,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path: Path, minilm_dir: Path) -> Iterator[Hub]:
+    pytest.importorskip("torch")
     sentences = "".join(
         f"Sentence {i} has the number {i * i} and {i % 7} words more.\n" for i in range(60)
     ).encode()
