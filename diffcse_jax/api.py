@@ -113,7 +113,7 @@ def train(
             `KeyboardInterrupt`.
     """
     _refuse_arguments(others)
-    if not isinstance(callbacks, Iterable) or not all(
+    if not isinstance(callbacks, Sequence) or not all(
         isinstance(each, Callback) for each in callbacks
     ):
         raise ConfigError(f"callbacks={callbacks!r:.60}: give a list of diffcse_jax.Callback")

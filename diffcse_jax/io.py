@@ -38,7 +38,7 @@ HUB_REPOSITORY = "princeton-nlp/datasets-for-simcse"
 # The configurations of the package: a link in the repository, real files in the wheel.
 SHIPPED = Path(__file__).parent / "configs"
 INDEX_MANIFEST = "index.json"  # in the folder of an index; see `search.folder`
-INDEX_FORMAT = "diffcse_jax index 1"
+INDEX_FORMAT = "diffcse_jax index 2"
 
 _HOST = socket.gethostname().replace(".", "-")
 # On Linux, the container: containers can share a host name, and count their own processes.
@@ -55,9 +55,9 @@ _LONGEST_HOLDER = 1000  # characters
 def expand_path(path: str | os.PathLike[str]) -> Path:
     """Replace a leading `~` or `~user`.
 
-    Raises `ConfigError` for what is no path, for addresses such as `gs://bucket/run`, and for paths
-    that the system cannot look up: a name that is too long, a loop of links, a folder above it that
-    may not be read.
+    Raises `ConfigError` for a value that is not a path, for addresses such as `gs://bucket/run`,
+    and for paths that the system cannot look up: a name that is too long, a loop of links, a folder
+    above it that may not be read.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"{str(path)[:200]} is not a path. Give a string or a Path")

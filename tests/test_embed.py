@@ -557,6 +557,9 @@ def test_outputs_and_inputs_that_cannot_be_used_are_errors(command, tmp_path, te
         assert "is inside --input" in error(str(tmp_path), f"{tmp_path}/index")
     if command == "embed":
         assert "reads its inputs twice" in error("-", f"{tmp_path}/new")
+        assert "would match --output" in error(f"{tmp_path}/*", f"{tmp_path}/new")
+    if command == "encode":
+        assert "is inside --input" in error(str(tmp_path), f"{tmp_path}/new.npy")
     for name in ("x" * 300, not_utf8):
         assert error(name, f"{tmp_path}/new.npy").splitlines()[-1].startswith("error: ")
     assert (tmp_path / "file.npy").read_text() == "mine"

@@ -1,7 +1,6 @@
 """Several processes on this machine train like one, through the public command."""
 
 import contextlib
-import inspect
 import os
 import re
 import signal
@@ -11,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -27,7 +25,7 @@ from diffcse_jax.documents.ledger import EMPTY, Ledger
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.run_folder.checkpoints import read_encoder
 from diffcse_jax.run_folder.records import read_metrics
-from diffcse_jax.training.run import _require_same_text
+from diffcse_jax.training.tokens import require_same_text
 
 REPOSITORY = Path(__file__).parents[1]
 STEPS = 9  # enough for a process to be killed in the middle
@@ -144,21 +142,18 @@ def test_two_processes_fine_tune(tmp_path, minilm_dir):
     assert (tmp_path / "run/export/model.safetensors").is_file()
 
 
-def test_processes_that_read_other_texts_are_named(monkeypatch):
+@pytest.mark.parametrize("text", ["first", "other"])
+def test_processes_that_read_other_texts_are_named(text, monkeypatch):
     """A fault: they drew the rows of a batch from different texts, and said nothing."""
     monkeypatch.setattr(jax, "process_count", lambda: 3)
-    monkeypatch.setattr(hosts, "decided_by_first", lambda decide: decide())
-    run = SimpleNamespace(text="digest", config=configuration("adapt", {})[1])
-    for same in ([1, 1, 1], [1, 1, 0]):
-        monkeypatch.setattr(
-            multihost_utils, "process_allgather", lambda _, same=same: np.array(same)
-        )
-        with (
-            contextlib.nullcontext()
-            if all(same)
-            else pytest.raises(DataError, match="process 2 of 3 has read another text")
-        ):
-            inspect.unwrap(_require_same_text)(run)
+    monkeypatch.setattr(hosts, "decided_by_first", lambda decide: "first")
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda same: np.array([1, 1, same]))
+    with (
+        contextlib.nullcontext()
+        if text == "first"
+        else pytest.raises(DataError, match="notes: process 2 of 3 has read another text")
+    ):
+        require_same_text(text, "notes")
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_tables_are_converted():
     for table in (frame, pa.table(columns)):
         assert rows_of(write_sentences(as_texts(table))) == [("a b", "e f"), ("c d", "g h")]
     with pytest.raises(
-        DataError, match=r"the type dict with the keys sentence, positive\. Give a list of strings"
+        DataError, match=r"type dict, with the keys sentence, positive\. Give a list of strings"
     ):
         as_texts(columns)
 

@@ -72,7 +72,7 @@ def require_outside(output: Path, source: Path) -> None:
     ):
         raise ConfigError(
             f"--output {output} is inside --input {source}, so its files would be read as text. "
-            "Choose a folder outside, or one whose name starts with a dot"
+            "Choose a place outside, or a folder whose name starts with a dot"
         )
 
 

@@ -88,7 +88,7 @@ def serve(options: DemoOptions) -> None:
         for encoder in encoders
     }
     address = (options.host, options.port)
-    name = Path(os.path.abspath(folder)).name
+    name = Path(os.path.realpath(folder)).name
     page = Page(name, len(documents), examples_of(documents), models, options.top_k)
     with SearchServer(page, address) as server:  # first: the port may be in use
         for index in models.values():

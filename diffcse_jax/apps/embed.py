@@ -7,6 +7,7 @@ same command, started again after a crash, embeds what is missing, and what it n
 """
 
 import dataclasses
+import fnmatch
 import itertools
 import json
 import os
@@ -86,6 +87,8 @@ def encode(options: EncodeOptions) -> None:
     path = expand_path(output)
     if output != STDOUT:
         _require_format(path, output)
+        for each in options.inputs:
+            require_outside(path, expand_path(each))
     is_npy = path.suffix == ".npy"
     require_model(options.model)
     rows: list[Placed] = []
@@ -94,6 +97,9 @@ def encode(options: EncodeOptions) -> None:
         ledger = Ledger(source.name, strict=options.strict or is_npy, refuse_empty=is_npy)
         rows += _one_each(source, ledger, options.columns) if is_npy else _placed(source, ledger)
         report(ledger)
+    if output != STDOUT:  # now, because encoding may take hours
+        with disk_errors(path, safe="Nothing was written.", instead="give another --output"):
+            path.parent.mkdir(parents=True, exist_ok=True)
     vectors = load_encoder(options).encode(
         [passage.searched for _, passage in rows],
         batch_size=options.batch_size,
@@ -121,8 +127,6 @@ def _require_format(path: Path, output: str) -> None:
         )
     if path.exists() and not path.is_file():
         raise ConfigError(f"--output {output} is a folder, a pipe or a device. Name a file")
-    with disk_errors(path, safe="Nothing was started.", instead="give another --output"):
-        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _placed(source: Documents, ledger: Ledger) -> Iterator[Placed]:
@@ -183,6 +187,11 @@ def embed(options: EmbedOptions) -> None:
     _require_folder(output)
     for path in paths:
         require_outside(output, expand_path(path))
+    for pattern in filter(is_pattern, options.inputs):
+        if fnmatch.fnmatch(os.path.abspath(output), os.path.abspath(expand_path(pattern))):
+            raise ConfigError(
+                f"--input {pattern} would match --output {output}, too. Choose a place outside"
+            )
     mine = {path: _open(path, options) for path in paths[process::count]}
     encoder = load_encoder(options)
     settings = _settings(options, encoder)
@@ -246,7 +255,7 @@ def _matching(pattern: str, *, strict: bool, follow_links: bool) -> list[str]:
         )
     if not is_pattern(pattern):  # a missing file is reported when it is opened
         path = os.path.expanduser(pattern)
-        return [path if Path(path).name not in ("", "..") else os.path.abspath(path)]
+        return [path if Path(path).name not in ("", "..") else os.path.realpath(path)]
     source = find_source(pattern, "--input", follow_links=follow_links)
     used = [*source.files, *source.data_sets]
     folders = [each for each in source.folders if any(path.is_relative_to(each) for path in used)]

@@ -51,8 +51,8 @@ def as_texts(texts: Any) -> Iterable[Any]:
     if is_text or not isinstance(texts, Iterable):
         kind = type(texts).__name__
         if isinstance(texts, Mapping):
-            kind += f" with the keys {', '.join(map(str, [*texts][:5]))}"
-        raise DataError(f"cannot read texts from the type {kind}. {EXPECTED}")
+            kind += f", with the keys {', '.join(map(str, [*texts][:5]))}"
+        raise DataError(f"cannot read texts from an object of type {kind}. {EXPECTED}")
     return _as_stored(texts, texts)
 
 

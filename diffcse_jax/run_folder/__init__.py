@@ -7,8 +7,8 @@
     lock                   the process that trains here, or trained here last
     checkpoints/STEP       parameters, optimizer state, position in the data and dev scores (Orbax)
     metrics.jsonl          one row for each logged step and each dev evaluation
-    starts.jsonl           versions, devices, configuration and digests, one line for each start of
-                           training
+    starts.jsonl           versions, devices, configuration and digests, one line for each start
+                           since the run began at step 0
     start_scores.json      dev scores of the starting checkpoint: the baseline
     selection.json         the exported model and its verdict, written when training is over
     selected.safetensors   the weights of that model, if they are not those of a checkpoint

@@ -214,12 +214,12 @@ def _begin(folder: Path, text: str) -> None:
     A run without a checkpoint may go on with another text. Later ones refuse it by themselves.
     """
     record = folder / TEXT
-    if record.is_file() and record.read_text(encoding="utf-8") != text:
-        if saved_steps(folder.parent / CHECKPOINTS):
-            return
-        log_line("notice: the text has changed, so the masked-LM head is trained on it anew")
-        shutil.rmtree(folder)
     with disk_errors(folder, safe="The text and the encoder's weights are intact."):
+        if record.is_file() and record.read_bytes() != text.encode():
+            if saved_steps(folder.parent / CHECKPOINTS):
+                return
+            log_line("notice: the text has changed, so the masked-LM head is trained on it anew")
+            shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         record.write_text(text, encoding="utf-8")
 

@@ -36,7 +36,8 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, UserError, counted
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
-from diffcse_jax.evaluation.metrics import Metric
+from diffcse_jax.evaluation.dev_texts import STS_METRICS
+from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, Metric
 from diffcse_jax.hosts import log_line, report
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
@@ -58,15 +59,13 @@ from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.run import train_and_select
 from diffcse_jax.training.selection import check_interpolation
 from diffcse_jax.training.sharding import make_mesh, packing_of, resolved, shards_of
-from diffcse_jax.training.tokens import require_room
+from diffcse_jax.training.tokens import require_room, require_same_text
 
 MOST_RANKED = 4096  # passages in a step. Of more, the best ones and a sample are ranked
 MOST_AGREEMENT = 500  # queries that measure how far the rankings agree
 RANKED_AT_ONCE = 32  # queries
 TOP = 10  # passages of both rankings that are compared
 AGREEMENT = "teacher_agreement"  # a dev metric
-# Metrics for which the encoder of queries embeds something: not texts of one kind.
-ASKING_METRICS = ("mixed_retrieval", "lead_retrieval", "pairs_retrieval", "retrieval")
 
 Rows = Int[np.ndarray, " rows"]
 Vectors = Float32[np.ndarray, "queries dimension"]
@@ -104,6 +103,8 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     contents = _with_words(index)
     is_held_out = _of_passages(documents_held_out, contents.passages, split.name)
     texts = searched_texts(contents.passages)
+    text = io.json_digest([split.fingerprint(), texts])[:32]
+    require_same_text(text, split.name)
     train = config.train
     count = train.steps * train.batch_size
     of_training, held_out = (np.flatnonzero(is_held_out == each) for each in (False, True))
@@ -130,7 +131,7 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
             built=built,
             optimizer=make_optimizer(config.optim, train.steps),
             source=source,
-            text=io.json_digest([split.fingerprint(), texts])[:32],
+            text=text,
             unknown=float(np.mean(start.largely_unknown(texts))),
             evaluation=evaluation,
             sentences=source.texts,
@@ -162,12 +163,12 @@ def _check(config: Config) -> None:
             "prompts. Leave data.prompts out"
         )
     options = config.eval
-    asked = {"eval.metric": (options.metric,), "eval.hold": options.hold}
-    for key, names in asked.items():
-        if others := [name for name in names if name.partition(":")[0] not in ASKING_METRICS]:
+    blind = [*SYMMETRIC_METRICS, *STS_METRICS, "pairs_spearman"]
+    for key, names in {"eval.metric": (options.metric,), "eval.hold": options.hold}.items():
+        if others := [name for name in names if name in blind]:
             raise ConfigError(
                 f"{key}={others[0]}: query_distillation trains the encoder of queries, which this "
-                f"metric does not use. Use one of: {', '.join(ASKING_METRICS)}"
+                "metric does not use. Use mixed_retrieval or lead_retrieval"
             )
     if options.max_drop:
         raise ConfigError(

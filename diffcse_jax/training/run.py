@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 from jaxtyping import PRNGKeyArray
 
 from diffcse_jax import hosts
 from diffcse_jax.data.batches import make_batches
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import ConfigError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder import records
@@ -32,7 +30,6 @@ def train_and_select(run: Run) -> str:
     Training resumes from the last checkpoint, if there is one.
     """
     config, mesh, evaluation = run.config, run.mesh, run.evaluation
-    _require_same_text(run)
     state = initial_state(run.built.params, run.optimizer, config, mesh)
     frozen = jax.device_put(run.built.frozen, by_rules(run.built.frozen, mesh, config))
     batches = make_batches(run.source)
@@ -69,22 +66,6 @@ def train_and_select(run: Run) -> str:
                 compiled=compiled,
             )
     return hosts.decided_by_first(lambda: select(run, baseline))
-
-
-def _require_same_text(run: Run) -> None:
-    """Raise `DataError` if a process has read another text than the first one.
-
-    Each draws its rows of a batch from the text that it has read.
-    """
-    first = hosts.decided_by_first(lambda: run.text)
-    if jax.process_count() == 1:
-        return
-    same = multihost_utils.process_allgather(np.int32(run.text == first))
-    if others := np.flatnonzero(same == 0).tolist():
-        raise DataError(
-            f"{run.config.data.train_file}: process {others[0]} of {len(same)} has read another "
-            "text than process 0, or has left out other files. Give all processes the same text"
-        )
 
 
 @contextlib.contextmanager

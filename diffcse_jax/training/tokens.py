@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 import transformers
+from jax.experimental import multihost_utils
 
+from diffcse_jax import hosts
 from diffcse_jax.data.token_store import Corpus, TokenStore, build_or_open
 from diffcse_jax.documents.language import SAMPLE_TEXTS
-from diffcse_jax.errors import ConfigError, counted
+from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.hosts import Progress, log_line
 from diffcse_jax.models.foreign_text import foreign_texts
 from diffcse_jax.models.unread import describe_unknown
@@ -46,6 +49,27 @@ def open_tokens(
         row = zip(corpus.columns, next(corpus.rows()).texts, strict=True)
         log_line(f"first row: {', '.join(f'{column} {text[:60]!r}' for column, text in row)}")
     return store
+
+
+def require_same_text(text: str, name: str) -> None:
+    """Raise `DataError` if a process has read another text than the first one.
+
+    Each draws its rows of a batch from the text that it has read, and steps and batches depend on
+    its size. So this comes first.
+
+    Args:
+        text: Identifies what this process has read.
+        name: What the user calls it.
+    """
+    first = hosts.decided_by_first(lambda: text)
+    if jax.process_count() == 1:
+        return
+    same = multihost_utils.process_allgather(np.int32(text == first))
+    if others := np.flatnonzero(same == 0).tolist():
+        raise DataError(
+            f"{name}: process {others[0]} of {len(same)} has read another text than process 0, or "
+            "has left out other files. Give all processes the same text"
+        )
 
 
 def require_room(

@@ -35,7 +35,12 @@ from diffcse_jax.training.sharding import (
     resolved,
     shards_of,
 )
-from diffcse_jax.training.tokens import open_tokens, require_room, warn_of_languages
+from diffcse_jax.training.tokens import (
+    open_tokens,
+    require_room,
+    require_same_text,
+    warn_of_languages,
+)
 
 
 def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
@@ -81,8 +86,10 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     store = open_tokens(
         corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts
     )
-    languages = stated_languages(read_card(encoder.root))
-    warn_of_languages(store, tokenizer, config.model.name_or_path, languages)
+    require_same_text(store.name, shown_name(config.data.train_file))
+    warn_of_languages(
+        store, tokenizer, config.model.name_or_path, stated_languages(read_card(encoder.root))
+    )
     examples = _open_examples(config, store, base, prompt_tokens)
     config = with_fitting_batch(config, len(examples), mesh)
     batch_size = config.train.batch_size

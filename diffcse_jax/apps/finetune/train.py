@@ -35,7 +35,7 @@ from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.run import train_and_select
 from diffcse_jax.training.sharding import make_mesh, packing_of, replicated, resolved, shards_of
-from diffcse_jax.training.tokens import open_tokens
+from diffcse_jax.training.tokens import open_tokens, require_same_text
 
 
 def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
@@ -53,6 +53,7 @@ def tune(config: Config, workdir: Path) -> tuple[list[TaskData], str]:
     config = Config.from_dict(flat(config.to_dict()) | classes)
     splits = [rows for data in tasks for rows in (data.train, data.dev)]
     text = io.json_digest([[(row.texts, row.label) for row in rows] for rows in splits])[:32]
+    require_same_text(text, "the rows of finetune.tasks")
 
     # 2. The batches of all tasks.
     train = config.train

@@ -16,7 +16,7 @@ MOST_VALUES = 1 << 20  # of a row; each may take a hundred bytes of memory
 SAMPLE_ROWS = 1000  # from which columns are found and judged
 SAMPLE_CHARACTERS = 1 << 24
 COST_OF_A_VALUE = 50  # characters: judging a short value takes as long
-CHOOSES = "--columns, if the command has it, chooses others (for training: data.columns)"
+CHOOSES = "To choose others, use --columns, or data.columns in training"
 
 # The number of the line or row, from 1, and the values of some columns. A missing value is None. A
 # key that a JSON object does not have is not there either.
