@@ -508,7 +508,9 @@ def test_keys_that_only_later_rows_have_are_read_or_noted(tmp_path):
     for row in rows:
         row["body"] = row.pop("text")
     path.write_text("\n".join(map(json.dumps, rows)))
-    late = "not read as text: title (line 1,001), note (line 1,001). --columns"
+    late = (
+        "not read as text: title (line 1,001), note (line 1,001). To choose others, use --columns"
+    )
     documents, ledger = searched(path)
     assert json.loads(documents[1000].columns) == {"title": "Zanzibar", "note": "It was seen."}
     corpus = opened(path)
