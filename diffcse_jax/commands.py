@@ -399,7 +399,7 @@ class ModeOptions(Options):
     )
     weight: float | None = option(
         None,
-        f"weight of BM25 in hybrid scores, from 0 to 1 (default: the one that a run "
+        "weight of BM25 in hybrid scores, from 0 to 1 (default: the one that a run "
         f"recommends for hybrid search, or {DEFAULT_WEIGHT})",
     )
     passages: bool | None = option(None, f"{PASSAGES} (default: True)")

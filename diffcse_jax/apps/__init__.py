@@ -1,5 +1,6 @@
 """Applications: each one uses the core, and nothing in the core imports them."""
 
+import fnmatch
 import io
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from diffcse_jax.commands import (
     TextOptions,
 )
 from diffcse_jax.documents.document import Documents
+from diffcse_jax.documents.find import is_pattern
 from diffcse_jax.documents.open import open_documents_to_search
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError
@@ -56,7 +58,7 @@ def open_text(name: str, options: TextOptions) -> Documents:
     )
 
 
-def refuse_words(options: SearchOptions | DemoOptions, mode: str) -> None:
+def check_options_of_words(options: SearchOptions | DemoOptions, mode: str) -> None:
     """Raise `ConfigError` for options of BM25 that a search in this mode would not read."""
     if mode == "dense" and options.language:
         raise ConfigError("--language needs --mode lexical or hybrid")
@@ -65,11 +67,17 @@ def refuse_words(options: SearchOptions | DemoOptions, mode: str) -> None:
 
 
 def require_outside(output: Path, source: Path) -> None:
-    """Raise `ConfigError` if what is written would be read as text the next time."""
-    root, folder = source.resolve(), output.resolve()
-    if folder.is_relative_to(root) and not any(
-        part.startswith(".") for part in folder.relative_to(root).parts
-    ):
+    """Raise `ConfigError` if what is written would be read as text the next time.
+
+    `source` may be a pattern. Names that begin with a dot are not read.
+    """
+    root, place = source.resolve(), output.resolve()
+    if place.is_relative_to(root):
+        is_read = not any(part.startswith(".") for part in place.relative_to(root).parts)
+    else:
+        is_read = is_pattern(str(source)) and fnmatch.fnmatch(str(place), str(root))
+        is_read = is_read and not place.name.startswith(".")
+    if is_read:
         raise ConfigError(
             f"--output {output} is inside --input {source}, so its files would be read as text. "
             "Choose a place outside, or a folder whose name starts with a dot"

@@ -7,7 +7,6 @@ same command, started again after a crash, embeds what is missing, and what it n
 """
 
 import dataclasses
-import fnmatch
 import itertools
 import json
 import os
@@ -185,13 +184,8 @@ def embed(options: EmbedOptions) -> None:
         process, count = jax.process_index(), jax.process_count()
     paths = find_inputs(options.inputs, strict=options.strict, follow_links=options.follow_links)
     _require_folder(output)
-    for path in paths:
+    for path in [*options.inputs, *paths]:
         require_outside(output, expand_path(path))
-    for pattern in filter(is_pattern, options.inputs):
-        if fnmatch.fnmatch(os.path.abspath(output), os.path.abspath(expand_path(pattern))):
-            raise ConfigError(
-                f"--input {pattern} would match --output {output}, too. Choose a place outside"
-            )
     mine = {path: _open(path, options) for path in paths[process::count]}
     encoder = load_encoder(options)
     settings = _settings(options, encoder)

@@ -19,10 +19,10 @@ from typing import Any
 import regex
 
 from diffcse_jax.apps import (
+    check_options_of_words,
     load_encoder,
     open_text,
     print_in_utf8,
-    refuse_words,
     require_model,
     require_outside,
 )
@@ -174,7 +174,7 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
 
 def _check_options_of_mode(options: SearchOptions, mode: str) -> None:
     """Raise `ConfigError` for options that a new index in this mode would not read."""
-    refuse_words(options, mode)
+    check_options_of_words(options, mode)
     if mode == "lexical" and options.storage:
         raise ConfigError("--storage: --mode lexical stores no embeddings. Leave --storage out")
     _check_threshold(options, mode)
