@@ -30,7 +30,6 @@ from diffcse_jax.errors import CheckpointError, ConfigError, warn_user
 from diffcse_jax.hosts import Progress, keep_compiled
 from diffcse_jax.io import expand_path
 from diffcse_jax.models import hf, layers, pooling, sentence_folder
-from diffcse_jax.models.foreign_text import read_card, stated_languages
 from diffcse_jax.models.forward import compiled_forward, compiled_masked_lm
 from diffcse_jax.models.graph import Graph
 from diffcse_jax.models.layers import Params
@@ -337,7 +336,7 @@ class SentenceEncoder:
             "max_length": longest,
             "name": name,
             "mlm_head": model.mlm_head,
-            "languages": stated_languages(read_card(model.root)),
+            "languages": model.languages,
             "graph": graph,
             "queries": queries,
         }

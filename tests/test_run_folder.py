@@ -98,6 +98,14 @@ def test_a_damaged_file_of_the_starting_checkpoint_is_rewritten(tmp_path, capsys
     assert read_base_model(path.parent).hub_id == "bert"
 
 
+def test_checkpoints_of_a_run_know_the_languages_of_the_start(tmp_path):
+    card = tmp_path / "start/README.md"
+    card.parent.mkdir()
+    card.write_text("---\nlanguage: [de, en]\n---\n")
+    start(tmp_path / "run", encoder=dataclasses.replace(WITH_SIZES, folder=card.parent))
+    assert read_start(tmp_path / "run")[0].languages == ("de", "en")
+
+
 @pytest.mark.parametrize("content", [None, '{"model":', "a changed key"])
 def test_a_damaged_configuration_is_named(content, tmp_path):
     """The changed key is one on which no result depends: comparing configurations would not notice it."""

@@ -38,6 +38,7 @@ from diffcse_jax.models.families import (
     roberta,
 )
 from diffcse_jax.models.files import FLOATS
+from diffcse_jax.models.foreign_text import read_card, stated_languages
 from diffcse_jax.models.heads import (
     NO_HEAD,
     SENTENCE_HEAD,
@@ -105,6 +106,7 @@ class Pretrained:
     evaluated_with: str = ""
     sentence_head: RecordedHead = NO_HEAD  # what the folder records to follow its pooler
     inside: Path | None = None  # the folder with `modules.json`, if `folder` is inside it
+    languages: tuple[str, ...] = ()  # codes that its card states
 
     @property
     def root(self) -> Path:
@@ -217,7 +219,10 @@ def _read(root: Path, name_or_path: str, *, needs_mlm_head: bool = False) -> Pre
             f"notice: {name_or_path} was saved as {saved_as}. Reading its encoder; its head is not "
             f"used: {', '.join(heads)}"
         )
-    checkpoint = Pretrained(folder, hf_config, config, evaluated_with=evaluated_with, **parts)
+    languages = stated_languages(read_card(root))
+    checkpoint = Pretrained(
+        folder, hf_config, config, evaluated_with=evaluated_with, languages=languages, **parts
+    )
     return checkpoint if folder == root else dataclasses.replace(checkpoint, inside=root)
 
 

@@ -302,6 +302,7 @@ def read_start(workdir: Path) -> tuple[Pretrained, Prompts]:
         sentence_head=RecordedHead(
             head["pooler"], layers, subset(weights, SENTENCE_HEAD), head["similarity"]
         ),
+        languages=read_base_model(folder).language,
     )
     return start, read_prompts(folder)
 

@@ -24,7 +24,6 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.losses import PretrainedCheckpoints
 from diffcse_jax.models import layers, sentence_folder
-from diffcse_jax.models.foreign_text import read_card, stated_languages
 from diffcse_jax.models.forward import Networks, SentenceNetwork, fold_in_name
 from diffcse_jax.models.heads import PROJECTORS, SENTENCE_HEAD, MaskedLMHead, SentenceHead
 from diffcse_jax.models.hf import Pretrained, read
@@ -106,7 +105,7 @@ class StartingCheckpoint:
             record,
             max_length=longest,
             name=self.name,
-            languages=stated_languages(read_card(start.root)),
+            languages=start.languages,
             **options,
         )
 

@@ -17,7 +17,6 @@ from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.masked_lm import TrainingTokens
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, sha256
-from diffcse_jax.models.foreign_text import read_card, stated_languages
 from diffcse_jax.models.sentence_folder import for_columns
 from diffcse_jax.run_folder.start import open_run
 from diffcse_jax.training import networks
@@ -87,9 +86,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
         corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts
     )
     require_same_text(store.name, shown_name(config.data.train_file))
-    warn_of_languages(
-        store, tokenizer, config.model.name_or_path, stated_languages(read_card(encoder.root))
-    )
+    warn_of_languages(store, tokenizer, config.model.name_or_path, encoder.languages)
     examples = _open_examples(config, store, base, prompt_tokens)
     config = with_fitting_batch(config, len(examples), mesh)
     batch_size = config.train.batch_size
