@@ -1,5 +1,6 @@
 import concurrent.futures
 import copy
+import inspect
 import pickle
 import re
 import runpy
@@ -17,6 +18,8 @@ from diffcse_jax.errors import CheckpointError, ConfigError, DataError
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.io import write_tensors
 from diffcse_jax.models import files, hf
+from diffcse_jax.models.poolers import check_pooler
+from diffcse_jax.models.sentence_folder import Prompts
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.search.texts import checked_sentences
 
@@ -155,6 +158,11 @@ def test_options_are_checked(tiny, tiny_dir):
     assert 0 < np.abs(half.encode(SENTENCES) - tiny.encode(SENTENCES)).max() < 0.05
     with pytest.raises(ConfigError, match="build_index"):
         half.search("a dog")
+    # Types at run time would refuse these first.
+    with pytest.raises(ConfigError, match="unknown pooler 5"):
+        inspect.unwrap(check_pooler)(5)
+    with pytest.raises(ConfigError, match="prompt=5: expected text"):
+        inspect.unwrap(Prompts.choose)(tiny.prompts, 5)
 
 
 def test_long_sentences_are_not_cut_before_the_last_position(tiny):

@@ -28,13 +28,14 @@ def is_pooler(name: str) -> bool:
 
 def check_pooler(name: str) -> str:
     """Return the name of a pooler, or raise ConfigError."""
-    name = OTHER_NAMES.get(name, name)
-    if " + " in name:
+    is_text = isinstance(name, str)
+    name = OTHER_NAMES.get(name, name) if is_text else name
+    if is_text and " + " in name:
         raise ConfigError(
             f"{name!r} is a pooler with modules after it. Leave the pooler out to apply what the "
             "folder records, or give the pooler alone"
         )
-    if not is_pooler(name):
+    if not (is_text and is_pooler(name)):
         joined = f'{", ".join(JOINED_POOLERS[:-1])} and {JOINED_POOLERS[-1]} can be joined by "+"'
         raise ConfigError(f"unknown pooler {name!r}. Use one of: {', '.join(POOLERS)}. {joined}")
     return name

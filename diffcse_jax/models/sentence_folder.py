@@ -114,8 +114,10 @@ class Prompts:
     ) -> str:
         """Return the prompt if it is given, that of a name, or the default.
 
-        Raise ConfigError if there is none.
+        Raise ConfigError if there is none, or if the given prompt is not text.
         """
+        if prompt is not None and not isinstance(prompt, str):
+            raise ConfigError(f"prompt={prompt!r}: expected text, such as 'query: '")
         if prompt is not None:
             return prompt
         if prompt_name is None:
@@ -528,7 +530,7 @@ def with_pooler(record: RecordedPooler, explicit: str | None, source: str) -> Re
             "with --pooler (in Python: pooler='avg'). The authors of DiffCSE and of unsupervised "
             "SimCSE evaluate with cls_before_pooler, those of supervised SimCSE with cls"
         )
-    if " + " in explicit:
+    if isinstance(explicit, str) and " + " in explicit:
         has = whole or "no recorded pooler"
         raise ConfigError(f"{source} does not apply {explicit!r}, but {has}")
     pooler = check_pooler(explicit)
