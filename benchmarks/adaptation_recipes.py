@@ -288,7 +288,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         help="share of the documents that is not trained on; the preset selects by them",
     )
     add("--seed", type=int, default=1)
-    add("--cores", type=int, default=0, help="number of documents (default: all)")
+    add("--cores", type=int, default=0, help="number of cores (default: all)")
     add("--output", type=Path, help="file for the record (default: print it)")
     options = parser.parse_args(argv)
     with reported_to_user(), tempfile.TemporaryDirectory() as folder:

@@ -149,7 +149,8 @@ def compare(
 
     def run_ours() -> dict[str, float]:
         jax.clear_caches()
-        scores, seconds = ours(task, folder, SentenceEncoder.from_pretrained(model), mode)
+        encoder = SentenceEncoder.from_pretrained(model, pooler="avg")  # as PyTorch's side
+        scores, seconds = ours(task, folder, encoder, mode)
         runs.append(seconds)
         return scores
 

@@ -9,16 +9,19 @@ stored.
 
 import argparse
 import hashlib
+import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import measure
 from diffcse_jax import SentenceEncoder
-from diffcse_jax.evaluation.hybrid_weight import TRIED_WEIGHTS, ndcg
-from diffcse_jax.evaluation.search_collections import read_collection
+from diffcse_jax.evaluation import retrieval
+from diffcse_jax.evaluation.hybrid_weight import TRIED_WEIGHTS
+from diffcse_jax.evaluation.retrieval import without_itself
+from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.search.embeddings import StoredEmbeddings
 from diffcse_jax.search.fusion import combine
 from diffcse_jax.search.lexical import LexicalIndex, best_rows
@@ -42,20 +45,31 @@ def by_ranks(dense: np.ndarray, lexical: np.ndarray, weight: float) -> np.ndarra
 
 def own_weight(lexical: np.ndarray) -> float:
     """Return a weight of BM25 for one query: larger if its best hit stands out."""
-    best, tenth = np.sort(lexical)[[-1, -10]]
+    best, tenth = np.sort(lexical)[::-1][[0, min(9, len(lexical) - 1)]]
     return min(0.6, 0.4 * (best - tenth) / best) if best > 0 else 0.0
 
 
 FUSIONS: Mapping[str, Fusion] = {"z": by_z_scores, "rrf": by_ranks}
 
 
-def score(scores: Sequence[np.ndarray], grades: Sequence[Mapping[int, float]]) -> float:
-    """Return the mean nDCG@10 x 100."""
-    return 100 * float(
-        np.mean(
-            [ndcg(best_rows(each, 10), wanted) for each, wanted in zip(scores, grades, strict=True)]
-        )
-    )
+def score(collection: Collection, scores: Iterable[np.ndarray]) -> np.ndarray:
+    """Return nDCG@10 x 100 of each query, from its scores of all documents."""
+    ids = [*collection.documents]
+    ranking = {}
+    for key, of_query in zip(collection.queries, scores, strict=True):
+        rows = best_rows(of_query, 11)  # one more than counts: a query does not find itself
+        hits = {ids[row]: float(of_query[row]) for row in rows.tolist()}
+        ranking[key] = without_itself(key, hits, collection.judgements[key])
+    by_query = retrieval.measure(collection.judgements, ranking)["ndcg@10"]
+    return np.array([by_query[key] for key in collection.queries])
+
+
+def scores_of_rows(scores: np.ndarray, rows: np.ndarray, count: int) -> Iterator[np.ndarray]:
+    """Yield the scores of all documents for each query, of which only some rows are known."""
+    for of_query, found in zip(scores, rows, strict=True):
+        of_all = np.full(count, -np.inf, np.float32)
+        of_all[found] = of_query
+        yield of_all
 
 
 def encoded(
@@ -78,25 +92,23 @@ def measure_collection(
     """Return nDCG@10 of each system."""
     collection = read_collection(folder)
     documents, queries = [*collection.documents.values()], [*collection.queries.values()]
-    rows = {key: row for row, key in enumerate(collection.documents)}
-    judged = (collection.judgements[key] for key in collection.queries)
-    grades = [{rows[document]: float(grade) for document, grade in each.items()} for each in judged]
     vectors = encoded(encoder, documents, encoder.prompts.document, cache)
     asked = encoded(encoder, queries, encoder.prompts.query, cache)
     dense = asked @ vectors.T
     words = LexicalIndex.build(documents)
     lexical = [words.scores(query) for query in queries]
-    results = {"dense": score(dense, grades), "bm25": score(lexical, grades)}
+    found: dict[str, Iterable[np.ndarray]] = {"dense": dense, "bm25": lexical}
     for name, fuse in FUSIONS.items():
         for weight in TRIED_WEIGHTS[1:-1]:
-            fused = [fuse(one, other, weight) for one, other in zip(dense, lexical, strict=True)]
-            results[f"{name} {weight}"] = score(fused, grades)
-    pairs = zip(dense, lexical, strict=True)
-    fused = [by_z_scores(one, other, own_weight(other)) for one, other in pairs]
-    results["z, own weight of each query"] = score(fused, grades)
+            found[f"{name} {weight}"] = map(fuse, dense, lexical, itertools.repeat(weight))
+    found["z, own weight of each query"] = map(
+        by_z_scores, dense, lexical, map(own_weight, lexical)
+    )
     for storage in STORAGES[1:]:
-        found = StoredEmbeddings.of(vectors, storage).nearest(asked, 10)[1]
-        results[storage] = 100 * float(np.mean([*map(ndcg, found, grades)]))
+        found[storage] = scores_of_rows(
+            *StoredEmbeddings.of(vectors, storage).nearest(asked, 11), len(documents)
+        )
+    results = {system: float(score(collection, each).mean()) for system, each in found.items()}
     print(
         folder.name,
         words.language,

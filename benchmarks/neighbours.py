@@ -14,49 +14,36 @@ without neighbours by a paired randomisation test.
 """
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from benchmarks import measure
-from benchmarks.fusion import by_z_scores, encoded
+from benchmarks.fusion import by_z_scores, encoded, score
 from diffcse_jax import SentenceEncoder
 from diffcse_jax.errors import reported_to_user
-from diffcse_jax.evaluation.hybrid_weight import ndcg
 from diffcse_jax.evaluation.retrieval import compare, read_retrieval_pairs
-from diffcse_jax.evaluation.search_collections import read_collection
+from diffcse_jax.evaluation.search_collections import Collection, read_collection
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.search.embeddings import nearest
-from diffcse_jax.search.lexical import LexicalIndex, best_rows
+from diffcse_jax.search.lexical import LexicalIndex
 from diffcse_jax.search.modes import DEFAULT_WEIGHT
 
 MIXTURES = ((3, 0.2), (5, 0.2), (8, 0.15), (8, 0.2), (8, 0.3), (16, 0.1))  # k, a
 COPY = 0.8  # cosine of centred embeddings of near copies
 
 
-class Questions(NamedTuple):
-    """Documents, queries, and the grades of each query's documents by row."""
-
-    documents: list[str]
-    queries: list[str]
-    grades: list[dict[int, float]]
-
-
-def questions_of_collection(folder: Path) -> Questions:
-    """Read a collection in BEIR's form."""
-    collection = read_collection(folder)
-    rows = {key: row for row, key in enumerate(collection.documents)}
-    judged = (collection.judgements[key] for key in collection.queries)
-    grades = [{rows[document]: float(grade) for document, grade in each.items()} for each in judged]
-    return Questions([*collection.documents.values()], [*collection.queries.values()], grades)
-
-
-def questions_of_pairs(file: str) -> Questions:
+def collection_of_pairs(file: str) -> Collection:
     """Read pairs of a query and the only text that answers it."""
-    queries, texts = map(list, zip(*read_retrieval_pairs(file), strict=True))
-    return Questions(texts, queries, [{row: 1.0} for row in range(len(texts))])
+    pairs = read_retrieval_pairs(file)
+    return Collection(
+        documents={f"text {number}": text for number, (_, text) in enumerate(pairs)},
+        queries={f"query {number}": query for number, (query, _) in enumerate(pairs)},
+        judgements={f"query {number}": {f"text {number}": 1} for number in range(len(pairs))},
+    )
 
 
 def mixed(embeddings: np.ndarray, rows: np.ndarray, share: float) -> np.ndarray:
@@ -73,26 +60,21 @@ def neighbours(embeddings: np.ndarray, count: int) -> np.ndarray:
     return rows[others].reshape(len(rows), count)
 
 
-def scores_of(similarities: np.ndarray, lexical: np.ndarray, questions: Questions) -> np.ndarray:
-    """Return nDCG@10 x 100 of each query in hybrid search."""
-    triples = zip(similarities, lexical, questions.grades, strict=True)
-    return np.array(
-        [
-            100 * ndcg(best_rows(by_z_scores(dense, words, DEFAULT_WEIGHT), 10), grades)
-            for dense, words, grades in triples
-        ]
-    )
-
-
-def measure_questions(
-    questions: Questions, encoder: SentenceEncoder, cache: Path | None
+def measure_collection(
+    collection: Collection, encoder: SentenceEncoder, cache: Path | None
 ) -> dict[str, Any]:
     """Compare hybrid search with and without neighbours."""
-    embeddings = encoded(encoder, questions.documents, encoder.prompts.document, cache)
-    asked = encoded(encoder, questions.queries, encoder.prompts.query, cache)
-    index = LexicalIndex.build(questions.documents)
-    lexical = np.stack([index.scores(query) for query in questions.queries])
-    before = scores_of(asked @ embeddings.T, lexical, questions)
+    documents, queries = [*collection.documents.values()], [*collection.queries.values()]
+    embeddings = encoded(encoder, documents, encoder.prompts.document, cache)
+    asked = encoded(encoder, queries, encoder.prompts.query, cache)
+    index = LexicalIndex.build(documents)
+    lexical = [index.scores(query) for query in queries]
+
+    def of_hybrid(similarities: np.ndarray) -> np.ndarray:
+        weights = itertools.repeat(DEFAULT_WEIGHT)
+        return score(collection, map(by_z_scores, similarities, lexical, weights))
+
+    before = of_hybrid(asked @ embeddings.T)
     mean = embeddings.mean(axis=0)
     centred = embeddings - mean
     lengths = np.linalg.norm(centred, axis=1, keepdims=True)
@@ -103,7 +85,7 @@ def measure_questions(
     results: dict[str, Any] = {
         "documents": len(embeddings),
         "queries": len(asked),
-        "answers per query": float(np.mean([*map(len, questions.grades)])),
+        "answers per query": float(np.mean([*map(len, collection.judgements.values())])),
         "length of the mean embedding": float(np.linalg.norm(mean)),
         "documents with a near copy": float(copies.mean()),
         "without": float(before.mean()),
@@ -112,7 +94,7 @@ def measure_questions(
         plain = normalize(mixed(embeddings, near[:, :count], share))
         moved = normalize(mixed(centred, centred_near[:, :count], share)) * lengths
         for name, changed in (("plain", plain), ("centred", mean + moved)):
-            after = scores_of(asked @ changed.T, lexical, questions)
+            after = of_hybrid(asked @ changed.T)
             results[f"{name}, k={count}, a={share}"] = compare(before, after)
     return results
 
@@ -137,9 +119,11 @@ def main() -> None:
     with reported_to_user():
         encoder = SentenceEncoder.from_pretrained(options.model)
         for name in [*names, *options.pairs]:
-            read = questions_of_pairs if name in options.pairs else questions_of_collection
-            questions = read(name if name in options.pairs else options.data / name)
-            table[Path(name).stem] = measure_questions(questions, encoder, options.cache)
+            is_pairs = name in options.pairs
+            collection = (
+                collection_of_pairs(name) if is_pairs else read_collection(options.data / name)
+            )
+            table[Path(name).stem] = measure_collection(collection, encoder, options.cache)
             print(name, table[Path(name).stem], file=sys.stderr, flush=True)
     record = {"model": Path(options.model).name, "weight": DEFAULT_WEIGHT, "collections": table}
     measure.write_record(options.output, "benchmarks.neighbours", sys.argv[1:], record)

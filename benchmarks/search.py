@@ -116,7 +116,7 @@ def anonymous_memory() -> int:
 
 
 def write_vectors(path: Path, rows: int, dimension: int, queries: int) -> None:
-    """Write random embeddings of length 1, and return such queries."""
+    """Write random embeddings of length 1, and such queries in a file beside them."""
     from diffcse_jax.models.pooling import normalize
 
     rng = np.random.default_rng(0)

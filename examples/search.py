@@ -44,7 +44,9 @@ def main() -> None:
     print(f"{'':24}" + "".join(f"{name:>10}" for name in encoders))
     answers = answers_of(queries, documents)
     scores = {
-        name: retrieval_scores(encoder.encode(queries), encoder.encode(documents), answers)
+        name: retrieval_scores(
+            encoder.encode_query(queries), encoder.encode_document(documents), answers
+        )
         for name, encoder in encoders.items()
     }
     labels = {

@@ -11,6 +11,7 @@ pythons    installs the wheel for each supported Python that this machine has, o
            versions that pyproject.toml allows and once with the newest. Without extras it encodes,
            searches, runs two steps of the quickstart and exports; with extras it runs the fast
            tests on the installed files.
+examples   runs the wheel by uvx, and the search service in three processes.
 extras     installs each extra alone, reports its size, and imports what it names. Extras of more
            than a gigabyte, such as PyTorch with CUDA, are only resolved.
 

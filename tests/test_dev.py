@@ -1,16 +1,23 @@
 import dataclasses
+import decimal
 import json
+import math
 import re
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 import scipy.stats
 from test_retrieval import letters
 from test_sts import TableEncoder, write_stsb
 
 from diffcse_jax.config import Config, DataConfig, EvalConfig
+from diffcse_jax.data.columns import training_columns
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.documents import docstrings
+from diffcse_jax.documents.tables.formats import open_table
+from diffcse_jax.documents.tables.values import number_of
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation import CachedEncoder, dev, metrics, senteval_data, systems
 from diffcse_jax.evaluation.graded_pairs import read_graded_pairs
@@ -100,6 +107,7 @@ def test_a_file_of_pairs_chooses_and_others_are_reported(tmp_path, capsys):
         ("a.tsv", "Score\tfirst\tsecond\n1\ta\tb\n2\ta\tc\n\n3.5\ta\td\n"),
         ("a.tsv", "question\tanswer\tsim\na\tb\t1\na\tb\na\tc\t2\na\td\t3.5\n"),
         ("a.txt", "1\ta\tb\n2\ta\tc\n3.5\ta\td\tmore\n"),
+        ("a.txt", "01.\ta\tb\n2.\ta\tc\n.35e1\ta\td\n"),
         ("a.jsonl", '["a", "b", 1]\n["a", "c", 2]\n["a", "d", 3.5]\n["a", "d", 3.5]\n' * 2),
     ],
 )
@@ -116,7 +124,7 @@ def test_graded_pairs_are_read_as_other_pairs(tmp_path, capsys, name, text):
     ("name", "text", "message"),
     [
         ("a.csv", "score,label,text\n1,2,a\n", "It has: score, label, text. Name the columns"),
-        ("a.tsv", "a\tb\n", r"a\.tsv, line 1: without a score .* 'a\\tb'. Name the columns"),
+        ("a.tsv", "\n\na\tb\n", r"a\.tsv, line 3: without a score .* 'a\\tb'. Name the columns"),
         ("a.tsv", "1\ta\n", r"no score with two sentences\. .* line 1"),
     ],
 )
@@ -124,6 +132,16 @@ def test_files_without_graded_pairs_say_what_to_do(tmp_path, name, text, message
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
         read_graded_pairs(tmp_path / name)
+
+
+def test_decimals_of_parquet_are_grades(tmp_path):
+    grades = [decimal.Decimal(text) for text in ("1.0", "2.0", "3.5")] * 2
+    columns = {"sentence1": ["a"] * 6, "sentence2": list("bcdbcd"), "human": grades}
+    pq.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    assert read_graded_pairs(tmp_path / "a.parquet").gold == [1.0, 2.0, 3.5] * 2
+    table = open_table(tmp_path / "a.parquet", "a")
+    assert training_columns(table.columns, table.scale_columns) is None
+    assert number_of(decimal.Decimal("sNaN")) == number_of(10**400) == math.inf
 
 
 def test_regressions_beyond_chance(monkeypatch, capsys):

@@ -494,7 +494,7 @@ EPUB = zipped({
         <item id="b" href="b.xhtml" media-type="application/xhtml+xml"/>
         </manifest><spine><itemref idref="a"/><itemref idref="b"/></spine></package>""",
     **{f"{name}.xhtml": f'''<html xmlns="http://www.w3.org/1999/xhtml"><body>
-        <h1>Part {name}</h1><p>If 1 &lt;2&gt; &amp; {name}.</p></body></html>''' for name in "ab"},
+        <h1>Part {name}</h1><p>If 1 &lt;2&gt; &amp; <code>{name} &lt; b</code>.</p></body></html>''' for name in "ab"},
 })  # fmt: skip
 NOTEBOOK = json.dumps({"cells": [
     {"cell_type": "markdown", "source": ["# The *plan*\n", "\n", "We \ud83d measure.\n"]},
@@ -509,7 +509,7 @@ def test_office_documents_and_notebooks():
     assert "Oslo | 90 > 80" in text_of(DOCX, ".docx", with_code=True)
     assert parsed(DOCX, ".docx").left_out == {"table{s}": 1, "page header{s}": 1}
     assert read(XLSX, ".xlsx") == [("Cafe", ["question | answer", "When is it open? | Q&A < 5"])]
-    assert read(EPUB, ".epub") == [(f"Part {name}", [f"If 1 <2> & {name}."]) for name in "ab"]
+    assert read(EPUB, ".epub") == [(f"Part {name}", [f"If 1 <2> & {name} < b."]) for name in "ab"]
     rtf = rb"{\rtf1\ansi\ansicpg1252 A caf\'e9.\par Another.\par}"
     assert read(rtf, ".rtf") == [("", ["A caf\xe9.", "Another."])]
 

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,6 +167,9 @@ def test_tasks_on_own_files(tmp_path):
     name = f"pairs_retrieval:{pairs}"
     assert expand_groups([name, name], "test") == [name]
     assert [task_title(each) for each in (name, "STS12")] == ["pairs_retrieval a/test", "STS12"]
+    assert task_title("retrieval:a/faq-v1.1 + BM25") == "retrieval a/faq-v1.1 + BM25"
+    assert task_title("documents:.") == f"documents {Path.cwd().name}"
+    assert expand_groups(["STS12", f" {name}"], "test") == ["STS12", name]
     scores = find_task(name).run(letters(), tmp_path)
     assert scores == pytest.approx(
         {"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 3}
@@ -210,6 +214,8 @@ def test_odd_lines_of_pairs_are_counted(name, content, odd, tmp_path, capsys):
         ("a.csv", "anchor,positive\na,b\nc,d\n"),
         ("a.csv", "ask,find\na,b\nc,d\n"),
         ("a.tsv", "question\tanswer\na\tb\nc\td\n"),
+        ("a.tsv", "answer\tquestion\nb\ta\nd\tc\n"),
+        ("a.tsv", "id\tquestion\tanswer\tnote\n1\ta\tb\tx\n2\tc\td\t\n"),
         ("a.jsonl", '{"query": "a", "pos": ["b"]}\n{"query": "c", "pos": ["d"]}\n'),
         ("a.jsonl", '{"query": "a", "positive": ["b"]}\n{"query": "c", "positive": ["d"]}\n'),
     ],

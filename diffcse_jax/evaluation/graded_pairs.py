@@ -76,7 +76,9 @@ def _of_lines(path: Path, ledger: Ledger) -> Iterator[PlacedRow]:
         if position == 0 and not any(number_of(field) is not None for field in fields):
             columns = _graded_columns(fields, fields)
             if columns is None:
-                raise DataError(f"{path}, line 1: {NO_PAIR}: {line.strip()[:60]!r}. {ADVICE}")
+                raise DataError(
+                    f"{path}, line {number}: {NO_PAIR}: {line.strip()[:60]!r}. {ADVICE}"
+                )
             ledger.note(f"{path}: the first line names the columns: {listed(fields)}")
             order = [fields.index(column) for column in columns]
         else:

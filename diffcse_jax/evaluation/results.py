@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from diffcse_jax.evaluation import DEFAULTS
 from diffcse_jax.evaluation.retrieval import CHOOSES, CUTOFFS
+from diffcse_jax.evaluation.search_collections import COLLECTION
 from diffcse_jax.evaluation.senteval import TRANSFER_TASKS
 from diffcse_jax.evaluation.sts import STS_TASKS
 from diffcse_jax.evaluation.systems import BM25, HYBRID
@@ -124,7 +125,11 @@ def task_title(name: str) -> str:
     kind, _, file = name.partition(":")
     if file:
         end = next((end for end in (" + BM25", " BM25") if file.endswith(end)), "")
-        return f"{kind} {'/'.join(Path(file.removesuffix(end)).with_suffix('').parts[-2:])}{end}"
+        path = Path(file.removesuffix(end))
+        title = "/".join(path.parts[-2:] or Path.cwd().parts[-1:])
+        if kind != COLLECTION:  # which is a folder, whose name may have a point
+            title = title.removesuffix(path.suffix)
+        return f"{kind} {title}{end}"
     for task, short in SHORT_NAMES.items():
         if name == task or name.startswith(f"{task} "):
             return short + name.removeprefix(task)

@@ -190,9 +190,10 @@ def read_retrieval_pairs(file: str, *, strict: bool = False) -> list[tuple[str, 
     """Read pairs of query and target, and warn of lines that are not pairs.
 
     Args:
-        file: Two texts in each line, separated by a tab, in which quotes are text; a csv, json,
-            jsonl or Parquet file with the columns that training knows, in any order, or with two
-            others; or `docstrings`, for the docstrings that training holds out.
+        file: Two texts in each line, separated by a tab, in which quotes are text, perhaps below a
+            line that names the columns; a csv, json, jsonl or Parquet file with the columns that
+            training knows, in any order, or with two others; or `docstrings`, for the docstrings
+            that training holds out.
         strict: Raise `DataError` at the first line that is not a pair.
     """
     if file == DOCSTRINGS:  # the pairs that training on them holds out
@@ -213,11 +214,15 @@ def read_retrieval_pairs(file: str, *, strict: bool = False) -> list[tuple[str, 
 
 
 def _pairs_of_lines(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
+    order, width = (0, 1), 2
     for position, (number, line) in enumerate(lines_with_text(path, ledger)):
-        texts = [text.strip() for text in line.rstrip().split("\t")]
-        if position == 0 and training_columns(texts):
-            ledger.note(f"{path}: the first line names the columns: {', '.join(texts)}")
-        elif len(texts) == 2 and all(texts):
+        fields = [field.strip() for field in line.rstrip().split("\t")]
+        if position == 0 and (columns := training_columns(fields)):
+            ledger.note(f"{path}: the first line names the columns: {', '.join(fields)}")
+            order, width = tuple(map(fields.index, columns.names[:2])), len(fields)
+            continue
+        texts = [fields[at] for at in order if at < len(fields)]
+        if len(fields) <= width and len(texts) == 2 and all(texts):
             yield texts[0], texts[1]
         else:
             ledger.leave_out("without two tab-separated texts", Place(str(path), number))
@@ -322,7 +327,8 @@ def compare(
     if not differences.any():
         return {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
     data = ((differences,), np.mean)
-    options: dict[str, Any] = {"n_resamples": 9999, "vectorized": True, "rng": 0}
+    # A batch bounds the memory, which otherwise holds all resamples of all queries.
+    options: dict[str, Any] = {"n_resamples": 9999, "vectorized": True, "rng": 0, "batch": 256}
     test = scipy.stats.permutation_test(*data, permutation_type="samples", **options)
     low, high = scipy.stats.bootstrap(*data, method="percentile", **options).confidence_interval
     return {"difference": differences.mean(), "low": low, "high": high, "p": test.pvalue}

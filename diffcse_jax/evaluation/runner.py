@@ -117,6 +117,7 @@ def expand_groups(names: Iterable[str], mode: str) -> list[str]:
 
 
 def _full_name(name: str) -> str:
+    name = name.strip()
     if own_kind(name):
         return name
     known = {_plain(each): each for each in (*NAMES, *TASKS)} | ALIASES

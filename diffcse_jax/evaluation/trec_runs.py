@@ -198,7 +198,7 @@ def check_run_files(settings: EvaluationSettings) -> None:
 
 
 def _collections(settings: EvaluationSettings) -> list[str]:
-    tasks = (task.partition(":") for task in settings.tasks.split(","))
+    tasks = (task.strip().partition(":") for task in settings.tasks.split(","))
     return [folder for kind, _, folder in tasks if kind == COLLECTION and folder]
 
 

@@ -172,13 +172,16 @@ def _store_rows_as_int8(model: Any) -> None:
     from onnx import TensorProto, helper, numpy_helper
 
     tables = {each.name: each for each in model.graph.initializer if len(each.dims) == 2}
+    replaced = set()
     nodes = []
     for node in model.graph.node:
         if node.op_type != "Gather" or node.input[0] not in tables:
             nodes.append(node)
             continue
         name, ids = node.input
-        if table := tables.pop(name, None):
+        table = tables[name]
+        if name not in replaced:
+            replaced.add(name)
             values = numpy_helper.to_array(table)
             scales = np.abs(values).max(axis=1, keepdims=True) / LARGEST_INT8
             scales[scales == 0] = 1

@@ -30,7 +30,9 @@ def run_study(options: StudyOptions) -> int:
     """
     name, study = read_study(options.config)
     if options.tasks is not None:
-        study = dataclasses.replace(study, tasks=tuple(filter(None, options.tasks.split(","))))
+        study = dataclasses.replace(
+            study, tasks=tuple(filter(None, map(str.strip, options.tasks.split(","))))
+        )
     if options.seeds is not None:
         study = study.with_seeds(options.seeds)
     folder = expand_path(options.workdir or Path("runs") / "studies" / name)

@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 
 from diffcse_jax.documents.files import EXTRA, EncryptedError, TooLargeError, TooRepetitiveError
 from diffcse_jax.documents.files.html import Sections, html_of_xhtml, html_sections
-from diffcse_jax.documents.files.office import OFFICE, OFFICE_EXTRA, PARTS, SHEETS, office_markdown
+from diffcse_jax.documents.files.office import (
+    OFFICE,
+    OFFICE_EXTRA,
+    PARTS,
+    SHEETS,
+    office_markdown,
+    without_stand_ins,
+)
 from diffcse_jax.documents.files.pdf import pdf_paragraphs
 from diffcse_jax.documents.files.rst import TooManySubstitutionsError, html_of_rst
 from diffcse_jax.documents.ledger import EMPTY, NO_TEXT
@@ -349,7 +356,7 @@ def _read_office(content: bytes, kind: str, with_code: bool) -> Parsed:
     """Read an office document. The parts of some kinds are of equal rank, each with a heading."""
     markdown, unread = office_markdown(content, kind)
     sections, left_out = html_sections(
-        _html_of_markdown(markdown),
+        without_stand_ins(_html_of_markdown(markdown)),
         with_code=with_code or kind in SHEETS,
         first_is_title=kind not in PARTS,
     )

@@ -58,7 +58,11 @@ STAND_INS = {"&": "\ue0a6", "<": "\ue0a7", ">": "\ue0a8"}  # private use
 
 
 def office_markdown(content: bytes, kind: str) -> tuple[str, Mapping[str, int]]:
-    """Return the text of a document as Markdown, and how many parts are not read, by kind."""
+    """Return the text of a document as Markdown, and how many parts are not read, by kind.
+
+    In the text, other characters stand for `&`, `<` and `>` until it is HTML: see
+    `without_stand_ins`. In Markdown, nothing would mean these characters in code and outside.
+    """
     if content.startswith(OLE) and ENCRYPTED_PART in content:
         raise EncryptedError
     kreuzberg = require_extra("kreuzberg", OFFICE_EXTRA)
@@ -70,10 +74,14 @@ def office_markdown(content: bytes, kind: str) -> tuple[str, Mapping[str, int]]:
     text = kreuzberg.extract_bytes_sync(content, OFFICE[kind], config).content
     if len(text) > MOST_OF_SMALL + MOST_REPEATED * len(content):
         raise TooRepetitiveError
-    text = FOOTNOTE_NUMBER.sub("", text)
+    return FOOTNOTE_NUMBER.sub("", text), unread
+
+
+def without_stand_ins(markup: str) -> str:
+    """Return HTML with the characters that others stand for in the text of a document."""
     for character, stand_in in STAND_INS.items():
-        text = text.replace(stand_in, html.escape(character))
-    return text, unread
+        markup = markup.replace(stand_in, html.escape(character))
+    return markup
 
 
 def _unread_parts(content: bytes) -> Mapping[str, int]:

@@ -1,10 +1,11 @@
 """Values of tables: missing, text for people, or something else; and the names of columns."""
 
+import decimal
 import itertools
 import math
+import numbers
 import re
 import statistics
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -180,8 +181,10 @@ TRUTH = {"true": 1.0, "yes": 1.0, "t": 1.0, "y": 1.0, "false": 0.0, "no": 0.0, "
 MOST_STEPS = 11  # of a scale of whole numbers: 0 to 10
 MOST_FINE_STEPS = 101  # of a scale with decimals: 0 to 10 by tenths
 HIGHEST_STEP = 100  # years and counts are higher
-# Of a CSV file: 0.1 + 0.2 with all its digits, 1e-05, 0,5 and 50%.
-DECIMAL = re.compile(r"([+-]?\d{1,9}(?:[.,]\d{1,20})?(?:[eE][+-]?\d{1,2})?)\s?%?", re.ASCII)
+# Of a CSV file: 0.1 + 0.2 with all its digits, 1e-05, .5 and 5. (Stata, SPSS), 0,5 and 50%.
+DECIMAL = re.compile(
+    r"([+-]?(?:\d{1,9}(?:[.,]\d{0,20})?|[.,]\d{1,20})(?:[eE][+-]?\d{1,2})?)\s?%?", re.ASCII
+)
 
 
 class Scale:
@@ -256,13 +259,17 @@ def scale_columns(
 
 def number_of(value: Any) -> float | None:
     """Return a number, a truth value or the text of one as a number; None for other values."""
-    if isinstance(value, bool | int | float):
-        return float(value) if abs(value) <= sys.float_info.max else math.inf
+    if isinstance(value, numbers.Real | decimal.Decimal):
+        try:
+            number = float(value)
+        except (OverflowError, ValueError):  # a whole number of many digits, a signalling NaN
+            return math.inf
+        return number if math.isfinite(number) else math.inf
     text = value.strip().casefold() if isinstance(value, str) else ""
     if text in TRUTH:
         return TRUTH[text]
-    decimal = DECIMAL.fullmatch(text)
-    return float(decimal[1].replace(",", ".")) if decimal else None
+    written = DECIMAL.fullmatch(text)
+    return float(written[1].replace(",", ".")) if written else None
 
 
 # Text for people
