@@ -9,6 +9,7 @@ See docs/training.md.
 
 import contextlib
 import dataclasses
+import glob
 import itertools
 import os
 import re
@@ -148,10 +149,12 @@ def _refuse_arguments(arguments: Mapping[str, Any]) -> None:
 
 def _text_settings(text: str | os.PathLike[str] | Iterable[Text], config: Config) -> dict[str, Any]:
     """Return the configuration keys with which a run trains on this text."""
-    if isinstance(text, str) and re.search(r"\w\s+\w", text) and not expand_path(text).exists():
-        raise ConfigError(
-            f"{text[:60]!r} is not a file. To train on sentences, give a list of them."
-        )
+    if isinstance(text, str) and re.search(r"\w\s+\w", text):
+        path = expand_path(text)
+        if not (path.exists() or glob.glob(str(path))):
+            raise ConfigError(
+                f"{text[:60]!r} is not a file. To train on sentences, give a list of them."
+            )
     if isinstance(text, str | os.PathLike):
         return {"data.train_file": os.fspath(text)}
     texts = iter(as_texts(text))

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 
     from diffcse_jax.run_folder.checkpoints import SavedEncoder
 
+SPLIT_AT_ONCE = 1024  # passages, whose tokens are in memory
+
 # Token ids, and the attention mask.
 IdsAndMask = tuple[Int32[np.ndarray, "rows length"], Int32[np.ndarray, "rows length"]]
 
@@ -698,16 +700,15 @@ class SentenceEncoder:
 
         A title that takes more than half of the room becomes a part of the text.
         """
-        special = self._backend.num_special_tokens_to_add(is_pair=False)
-        texts = [each.searched for each in passages]
-        cut = self._tokenize(texts, self.max_length, prompt).cut
+        room = self.max_length - self._backend.num_special_tokens_to_add(is_pair=False)
         parts: list[Passage] = []
-        with self._tokenizing:
-            self._backend.no_truncation()
-            for passage, is_cut in zip(passages, cut, strict=True):
-                parts += (
-                    self._parts(passage, prompt, self.max_length - special) if is_cut else [passage]
-                )
+        for start in range(0, len(passages), SPLIT_AT_ONCE):
+            some = passages[start : start + SPLIT_AT_ONCE]
+            cut = self._tokenize([each.searched for each in some], self.max_length, prompt).cut
+            with self._tokenizing:
+                self._backend.no_truncation()
+                for passage, is_cut in zip(some, cut, strict=True):
+                    parts += self._parts(passage, prompt, room) if is_cut else [passage]
         return parts
 
     def _parts(self, passage: Passage, prompt: str, room: int) -> list[Passage]:

@@ -31,6 +31,8 @@ from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import CheckpointError, DataError, InUseError
 from diffcse_jax.models import pooling
 from diffcse_jax.models.sentence_folder import NO_PROMPTS
+from diffcse_jax.search.folder import writing
+from diffcse_jax.search.index import find_index
 from diffcse_jax.search.vector_store import EncoderRecord, find_store
 
 DIMENSION = 8
@@ -300,7 +302,7 @@ def test_a_corpus_is_searched_as_text_as_vectors_and_as_an_index(
     assert "--language needs --mode lexical or hybrid" in error(
         vectors, "--language", "english", "x"
     )
-    assert "--storage: --mode lexical stores no emb" in error(
+    assert "--storage: --mode lexical reads no embeddings" in error(
         text, "--mode", "lexical", "--storage", "bits", "x"
     )
     assert "--threshold 0.5: hybrid scores" in error(
@@ -343,6 +345,37 @@ def test_an_index_of_the_words_of_embeddings_is_kept(tmp_path, text, capsys):
     ]
     first, second = (objects(capsys, *command) for _ in range(2))
     assert first == second
+    # What is added later replaces nothing. In a fault, it took the place of the embeddings.
+    (tmp_path / "more.txt").write_text("a dog walks\n")
+    find_index(Path(vectors)).save(tmp_path / "other")
+    for folder in ("index", "other"):
+        more = ["--output", str(tmp_path / folder), "--add", "dogs"]
+        _, said = search(tmp_path, capsys, *more, source=f"{tmp_path}/more.txt")
+        assert "1 document new, 0 changed, 0 removed" in said
+
+
+def test_mistakes_are_named_before_texts_are_encoded(tmp_path, text, capsys):
+    model, index = ("--model", "hash"), str(tmp_path / "index")
+    search(tmp_path, capsys, *model, "--mode", "hybrid", "--output", index, "dogs")
+
+    def error(*options: str) -> str:
+        with mock.patch.object(HashEncoder, "before", mock.Mock(side_effect=AssertionError)):
+            return error_of(capsys, "search", "--input", text, *model, *options)
+
+    assert "missing.txt: no such file" in error("--queries", "missing.txt")
+    assert "prompt_name='nosuch': the model has no such prompt" in error(
+        "--prompt_name", "nosuch", "x"
+    )
+    assert "--threshold 0.5: hybrid scores" in error("--output", index, "--threshold", "0.5", "x")
+    assert "--threshold inf: expected a number" in error("--threshold", "1e999", "x")
+    assert "contains a lone surrogate" in error("a\udcff")
+    assert "--no-passages needs --mode dense" in error("--mode", "lexical", "--no-passages", "x")
+    assert "--prompt_name: --mode lexical reads no" in error(
+        "--mode", "lexical", "--prompt_name", "query", "x"
+    )
+    with writing(tmp_path / "other", wait=False):
+        message = error_of(capsys, "search", "--input", index, "--output", f"{tmp_path}/other", "x")
+    assert "is in use by process" in message
 
 
 def test_an_index_keeps_the_documents_behind_links(tmp_path, text, capsys):

@@ -172,6 +172,7 @@ def test_tables_of_any_kind(tmp_path, capsys):
             {"kind": "regression"},
             "line 2: 'nan' is not a finite number",
         ),
+        (CLASSES, {"kind": "regression", "labels": ("0", "1")}, "a regression has numbers, not"),
     ],
 )
 def test_what_cannot_be_used_is_named(content, options, message, tmp_path):

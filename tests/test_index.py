@@ -119,10 +119,12 @@ def test_an_input_is_read_again_as_it_was_recorded(tmp_path):
     file.write_text("sku,question,answer\na,red fox,blue bird\nb,old tree,tall tree\n")
     index = Index(WordEncoder())
     own = input_of(str(file), "sku", ("question",))
-    index.put_input(
-        own,
-        read_documents(open_documents_to_search(str(file), columns=["question"], id_column="sku")),
-    )
+
+    def documents_of(file):
+        opened = open_documents_to_search(str(file), columns=["question"], id_column="sku")
+        return read_documents(opened)
+
+    index.put_input(own, documents_of(file))
     assert tuple(index.update(str(file))) == (0, 0, 0, 2)
     with pytest.raises(DataError, match="already has documents with the ids a, b"):
         index.add(str(file))
@@ -130,6 +132,10 @@ def test_an_input_is_read_again_as_it_was_recorded(tmp_path):
     with pytest.raises(DataError, match="already has documents with the id a"):
         index.add(str(tmp_path / "other.csv"))
     assert index.inputs == (own,)  # a refused one leaves no trace
+    # A text that replaces one of the file does not keep the file from being read again.
+    assert tuple(index.update([{"id": "a", "text": "another fox"}])) == (0, 1, 0, 0)
+    assert tuple(index.put_input(own, documents_of(file))) == (0, 1, 0, 1)
+    assert index.inputs == (own,)
 
 
 def test_the_record_of_a_known_name_does_not_depend_on_the_current_folder(tmp_path, monkeypatch):

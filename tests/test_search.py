@@ -379,3 +379,5 @@ def test_parquet_files_of_others_with_embeddings_are_text(tmp_path):
     assert find_store(tmp_path) is None
     documents = open_documents_to_search(tmp_path).read(Ledger("theirs"))
     assert [document.text() for document in documents] == [" One text.", " Two texts."]
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")  # as readers of text say
+    assert find_store(tmp_path) is None

@@ -27,7 +27,7 @@ from diffcse_jax.apps.study.table import difference, seeds_needed
 from diffcse_jax.apps.study.work import do_runs
 from diffcse_jax.config import configuration, read_overrides
 from diffcse_jax.data.sources import open_corpus
-from diffcse_jax.errors import ConfigError, DataError
+from diffcse_jax.errors import ConfigError, DataError, MissingPackageError
 from diffcse_jax.io import lock, read_sealed, write_sealed
 from diffcse_jax.training import generator
 
@@ -147,6 +147,25 @@ def test_mistakes_are_named_before_anything_runs(fields, arguments, message, stu
     code, printed = study(f"Study(base='simcse_base', {fields})", *arguments)
     assert (code, message in printed.err) == (2, True), printed.err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_report_refuses_results_of_another_configuration(study, tmp_path):
+    fields = "seeds=(1,), start=(), variants={'plain': {'train.batch_size': 8}}"
+    (made,) = plan_of(tmp_path / "runs", variants={"plain": {}}, seeds=(1,)).runs
+    finish(made)
+    code, printed = study(f"Study(base='simcse_base', {fields})", "--report")
+    assert (code, "train.batch_size: 64 then, 8 now" in printed.err) == (2, True), printed.err
+
+
+def test_a_study_without_matplotlib_prints_its_table(study, tmp_path, monkeypatch):
+    missing = mock.Mock(side_effect=MissingPackageError("matplotlib is not installed"))
+    monkeypatch.setattr(table, "require_extra", missing)
+    fields = "seeds=(1,), start=(), variants={'plain': {}}"
+    finish(plan_of(tmp_path / "runs", variants={"plain": {}}, seeds=(1,)).runs[0])
+    code, printed = study(f"Study(base='simcse_base', {fields})", "--report")
+    assert code == 0, printed.err
+    assert "plain" in printed.out
+    assert "notice: no pictures: " in printed.err
 
 
 @pytest.mark.parametrize("pair", ["AB", ("A",), ("A", "B", "A")])

@@ -58,8 +58,11 @@ def open_text(name: str, options: TextOptions) -> Documents:
     )
 
 
-def check_options_of_words(options: SearchOptions | DemoOptions, mode: str) -> None:
-    """Raise `ConfigError` for options of BM25 that a search in this mode would not read."""
+def check_options_of_mode(options: SearchOptions | DemoOptions, mode: str) -> None:
+    """Raise `ConfigError` for options that a new index in this mode would not read."""
+    if mode == "lexical" and options.passages is not None:
+        flag = "--passages" if options.passages else "--no-passages"
+        raise ConfigError(f"{flag} needs --mode dense or hybrid: only encoders truncate long texts")
     if mode == "dense" and options.language:
         raise ConfigError("--language needs --mode lexical or hybrid")
     if mode != "hybrid" and options.weight is not None:

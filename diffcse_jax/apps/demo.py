@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from diffcse_jax.apps import check_options_of_words, open_text, render, require_model
+from diffcse_jax.apps import check_options_of_mode, open_text, render, require_model
 from diffcse_jax.commands import DemoOptions
 from diffcse_jax.documents.document import Document
 from diffcse_jax.documents.find import STDIN
@@ -54,7 +54,7 @@ def settings_of(options: DemoOptions) -> IndexSettings:
     if options.against and mode == "lexical" and options.mode is None:
         log_line("notice: --against compares models, so this searches with --mode dense")
         mode = "dense"
-    check_options_of_words(options, mode)
+    check_options_of_mode(options, mode)
     recommendation: dict[str, Any] = {} if weight is None else {"weight": weight}
     chosen = recommendation | options.given("language", "weight", "passages")
     return IndexSettings(mode, **chosen)

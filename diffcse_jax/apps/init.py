@@ -126,11 +126,10 @@ def random_weights(options: InitOptions, folder: Path) -> hf.Pretrained:
     It is initialised as BERT's authors do. The tokenizer is written to the folder.
     """
     hidden_size = options.hidden_size or HIDDEN_SIZE
-    vocabulary = learn_vocabulary(options.inputs, options.vocabulary_size or VOCABULARY_SIZE)
-    transformers.BertTokenizer(vocab=vocabulary, model_max_length=POSITIONS).save_pretrained(folder)
+    size = options.vocabulary_size or VOCABULARY_SIZE
     hf_config = {
         "model_type": "bert",
-        "vocab_size": len(vocabulary),
+        "vocab_size": size,
         "hidden_size": hidden_size,
         "num_hidden_layers": options.blocks,
         "num_attention_heads": options.heads or HEADS,
@@ -144,7 +143,12 @@ def random_weights(options: InitOptions, folder: Path) -> hf.Pretrained:
         "layer_norm_eps": 1e-12,
         "pad_token_id": 0,
     }
-    sizes = hf.transformer_config(hf_config, source="diffcse init")
+    source = "diffcse init"
+    hf.transformer_config(hf_config, source=source)  # checks the sizes before the text is read
+    vocabulary = learn_vocabulary(options.inputs, size)
+    transformers.BertTokenizer(vocab=vocabulary, model_max_length=POSITIONS).save_pretrained(folder)
+    hf_config["vocab_size"] = len(vocabulary)
+    sizes = hf.transformer_config(hf_config, source=source)
 
     def initial(module: Callable[..., Any], name: str) -> layers.Params:
         params = layers.initial(

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import shutil
 import sys
 import textwrap
@@ -19,7 +20,7 @@ from typing import Any
 import regex
 
 from diffcse_jax.apps import (
-    check_options_of_words,
+    check_options_of_mode,
     load_encoder,
     open_text,
     print_in_utf8,
@@ -54,12 +55,15 @@ from diffcse_jax.search.index import Index
 from diffcse_jax.search.reading import read_documents, read_source
 from diffcse_jax.search.recommended import recommended
 from diffcse_jax.search.settings import IndexSettings, Input, input_of
+from diffcse_jax.search.texts import checked_sentences
 from diffcse_jax.search.vector_store import VectorStore, find_store
 
 QUERIES_AT_ONCE = 1024
 QUERY_COLUMNS = ("query", "question")  # the known names of a query, before those of a document
 LINES_PER_HIT = 3
 WIDEST = 120  # characters of a line
+READS = ("columns", "id_column", "passages", "follow_links")  # say how text is read
+OF_EMBEDDINGS = ("storage", "prompt_name", "pooler", "truncate_dim", "precision")
 BUILDS = ("mode", "language", "weight", "storage", "passages")  # fix how an index is built
 _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 
@@ -67,7 +71,8 @@ _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 def search(options: SearchOptions) -> None:
     """Print the best texts for each query, or bring an index up to date."""
     _check(options)
-    _print_hits(options, _open(options))
+    queries = _queries(options)  # before texts are encoded, which may take hours
+    _print_hits(options, _open(options), queries)
 
 
 def _check(options: SearchOptions) -> None:
@@ -84,6 +89,8 @@ def _check(options: SearchOptions) -> None:
         raise ConfigError("--add and --replace need --output, the index to change")
     if options.queries and options.queries_file != STDIN:
         raise ConfigError("give QUERY or --queries, not both")
+    if options.threshold is not None and not math.isfinite(options.threshold):
+        raise ConfigError(f"--threshold {options.threshold}: expected a number")
 
 
 # The index
@@ -97,44 +104,46 @@ def _open(options: SearchOptions) -> Index:
     require_ended(folder)
     store = None if options.input == STDIN else find_store(folder)
     if store:
-        _refuse(options, ["columns", "id_column", "passages"], store.folder)
+        _refuse(options, READS, store.folder)
     if not options.output:
         settings = _settings(options, has_store=store is not None)
         return _build(settings, store or _read(options), options)
     require_outside(options.output, folder)
-    try:
-        with (
-            _saying_what_is_left(options.output, options.command),
-            writing(options.output, wait=False) as writer,
-        ):
-            return _keep(writer, store, options)
-    except InUseError as error:
-        raise InUseError(f"{error}. Wait until it ends") from error
+    with _writing(options.output, options.command) as writer:
+        return _keep(writer, store, options)
 
 
 def _open_index(folder: Path, options: SearchOptions) -> Index:
     """Open an index, and perhaps save a copy."""
-    _refuse(options, ["columns", "id_column", "passages", "language", "weight", "storage"], folder)
+    _refuse(options, [*READS, "language", "weight", "storage"], folder)
     if options.add:
         raise ConfigError(f"--add: --input {folder} is an index already. Name the text to add")
     index = Index.load(folder)
-    _check_threshold(options, index.checked_mode(options.mode or ""))
+    _check_search(options, index.checked_mode(options.mode or ""))
     _give_encoder(index, options)
     if options.output and options.output.resolve() != folder.resolve():
-        if is_index(options.output) and not options.replace:
-            raise ConfigError(
-                f"{options.output} is an index already. To replace it, give --replace"
-            )
-        with _saying_what_is_left(options.output, options.command):
-            index.save(options.output)
+        with _writing(options.output, options.command) as writer:
+            if is_index(writer.folder) and not options.replace:
+                raise ConfigError(
+                    f"{options.output} is an index already. To replace it, give --replace"
+                )
+            index.write(writer)
     return index
 
 
 @contextlib.contextmanager
-def _saying_what_is_left(output: Path, command: str) -> Iterator[None]:
-    """Raise `Interrupted`, with what the folder holds then, for Ctrl-C in the block."""
+def _writing(output: Path, command: str) -> Iterator[Writer]:
+    """Lock the folder of an index; say what it holds if the block is interrupted.
+
+    Raises:
+        InUseError: Another command writes there.
+        Interrupted: Ctrl-C ended the block.
+    """
     try:
-        yield
+        with writing(output, wait=False) as writer:
+            yield writer
+    except InUseError as error:
+        raise InUseError(f"{error}. Wait until it ends") from error
     except KeyboardInterrupt as error:
         left = "is the index as it was before" if is_index(output) else "is not an index yet"
         raise Interrupted(f"interrupted: {output} {left}. To start again, run {command}") from error
@@ -142,15 +151,20 @@ def _saying_what_is_left(output: Path, command: str) -> Iterator[None]:
 
 def _refuse(options: SearchOptions, names: Sequence[str], folder: Path) -> None:
     """Raise `ConfigError` for options that come too late: embeddings or an index exist already."""
-    flags = [
-        "--no-passages" if name == "passages" and not value else f"--{name}"
-        for name, value in options.given(*names).items()
-    ]
-    if flags:
+    if flags := _flags(options, names):
         raise ConfigError(
             f"{' and '.join(flags)}: {folder} is already built. Leave this out, or start from the "
             "text"
         )
+
+
+def _flags(options: SearchOptions, names: Sequence[str]) -> list[str]:
+    """Return those of the named options that were given, as they are written."""
+    return [
+        "--no-passages" if name == "passages" and not value else f"--{name}"
+        for name, value in options.given(*names).items()
+        if value is not False or name == "passages"
+    ]
 
 
 def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettings:
@@ -160,7 +174,8 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
     mode, weight = recommended(options.model if is_free else None, options.mode)
     recommendation: dict[str, Any] = {"mode": mode} | ({} if weight is None else {"weight": weight})
     settings = IndexSettings(**recommendation | options.given(*BUILDS, "id_column"))
-    _check_options_of_mode(options, settings.mode)
+    check_options_of_mode(options, settings.mode)
+    _check_search(options, settings.mode)
     settings.check()
     if not has_store and settings.mode != "lexical" and not options.model:
         find_source(options.input, "--input")  # raises if nothing is there
@@ -172,16 +187,12 @@ def _settings(options: SearchOptions, *, has_store: bool = False) -> IndexSettin
     return settings
 
 
-def _check_options_of_mode(options: SearchOptions, mode: str) -> None:
-    """Raise `ConfigError` for options that a new index in this mode would not read."""
-    check_options_of_words(options, mode)
-    if mode == "lexical" and options.storage:
-        raise ConfigError("--storage: --mode lexical stores no embeddings. Leave --storage out")
-    _check_threshold(options, mode)
-
-
-def _check_threshold(options: SearchOptions, mode: str) -> None:
-    """Raise `ConfigError` before texts are encoded, which may take hours."""
+def _check_search(options: SearchOptions, mode: str) -> None:
+    """Raise `ConfigError` for options that a search in this mode would not read."""
+    if flags := _flags(options, OF_EMBEDDINGS) if mode == "lexical" else []:
+        raise ConfigError(
+            f"{' and '.join(flags)}: --mode lexical reads no embeddings. Leave this out"
+        )
     if options.threshold is not None and mode == "hybrid":
         raise ConfigError(
             f"--threshold {options.threshold:g}: hybrid scores have no fixed scale. Give --mode "
@@ -202,11 +213,12 @@ def _build(
     """Build an index of texts or of embeddings."""
     if isinstance(source, VectorStore):
         index = Index.of_store(source, settings)
-        index.inputs = (_input(options),)
         _give_encoder(index, options)
     else:
         encoder = None if settings.mode == "lexical" else load_encoder(options)
         index = Index.of_settings(settings, encoder)
+        if encoder:
+            index.query_prompt(encoder.prompts, options.prompt_name)
         index.put_input(_input(options), source, batch_size=options.batch_size, show_progress=True)
     return index
 
@@ -227,6 +239,7 @@ def _give_encoder(index: Index, options: SearchOptions) -> None:
         )
         raise type(error)(problem) from error
     index.use(encoder)
+    index.query_prompt(encoder.prompts, options.prompt_name)
 
 
 # An index that is kept up to date
@@ -240,6 +253,7 @@ def _keep(writer: Writer, store: VectorStore | None, options: SearchOptions) -> 
         new = _build(settings, store or _read(options), options)
         new.write(writer)
         return new
+    _check_search(options, old.checked_mode(options.mode or ""))
     options = _as_recorded(old, options)
     _require_same_settings(old, options)
     if store:
@@ -318,7 +332,6 @@ def _keep_store(writer: Writer, old: Index, store: VectorStore, options: SearchO
     if old.record:  # before the embeddings are copied
         old.record.require(store.encoder, old.name)
     new = Index.of_store(store, old.settings)
-    new.inputs = old.inputs
     _give_encoder(new, options)
     log_line(f"index: {plan(old.documents, new.documents, 'replace').changes}")
     if not new.documents.equals(old.documents):
@@ -339,13 +352,10 @@ def _input(options: SearchOptions) -> Input:
 # Hits
 
 
-def _print_hits(options: SearchOptions, index: Index) -> None:
+def _print_hits(options: SearchOptions, index: Index, queries: Iterable[Sequence[str]]) -> None:
     if options.as_json:
         print_in_utf8()
-    queries = [text.strip() for text in options.queries]
-    for chunk in (
-        [queries] if queries else _read_queries(options.queries_file, strict=options.strict)
-    ):
+    for chunk in queries:
         hits_by_query = index.search(
             chunk,
             options.top_k,
@@ -358,25 +368,35 @@ def _print_hits(options: SearchOptions, index: Index) -> None:
             print(shown, flush=True)
 
 
-def _read_queries(name: str, *, strict: bool) -> Iterator[list[str]]:
-    """Yield some queries at a time; each by itself as it is typed on a terminal.
+def _queries(options: SearchOptions) -> Iterable[Sequence[str]]:
+    """Return some queries at a time. A file is read at once, and standard input as it comes."""
+    if options.queries:
+        return [checked_sentences([text.strip() for text in options.queries])]
+    ledger = Ledger(options.queries_file, strict=options.strict, noun="quer{y}")
+    if options.queries_file == STDIN:
+        return _typed_queries(ledger)
+    texts = [*_read_queries(ledger)]
+    report(ledger)
+    return _in_chunks(texts, QUERIES_AT_ONCE)
 
-    A file is accounted for before its first hits, and standard input after its last.
-    """
-    is_typed = name == STDIN and sys.stdin.isatty()
-    ledger = Ledger(name, strict=strict, noun="quer{y}")
-    source = _open_queries(name, ledger)
-    texts: Iterable[str] = (
-        " ".join(document.text().split()) for document in read_source(source, ledger)
-    )
-    if name != STDIN:
-        texts = list(texts)
+
+def _typed_queries(ledger: Ledger) -> Iterator[list[str]]:
+    """Yield queries of standard input, each by itself as it is typed on a terminal."""
+    yield from _in_chunks(_read_queries(ledger), 1 if sys.stdin.isatty() else QUERIES_AT_ONCE)
+    if ledger.oddities() or ledger.notes:
         report(ledger)
+
+
+def _read_queries(ledger: Ledger) -> Iterator[str]:
+    """Yield the queries of the ledger's file."""
+    for document in read_source(_open_queries(ledger.name, ledger), ledger):
+        yield " ".join(document.text().split())
+
+
+def _in_chunks(texts: Iterable[str], size: int) -> Iterator[list[str]]:
     left = iter(texts)
-    while chunk := list(itertools.islice(left, 1 if is_typed else QUERIES_AT_ONCE)):
+    while chunk := list(itertools.islice(left, size)):
         yield chunk
-    if name == STDIN and (ledger.oddities() or ledger.notes):
-        report(ledger)
 
 
 def _open_queries(name: str, ledger: Ledger) -> Documents:

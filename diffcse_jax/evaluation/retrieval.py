@@ -214,12 +214,12 @@ def read_retrieval_pairs(file: str, *, strict: bool = False) -> list[tuple[str, 
 
 
 def _pairs_of_lines(path: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
-    order, width = (0, 1), 2
+    order, width = [0, 1], 2
     for position, (number, line) in enumerate(lines_with_text(path, ledger)):
         fields = [field.strip() for field in line.rstrip().split("\t")]
         if position == 0 and (columns := training_columns(fields)):
             ledger.note(f"{path}: the first line names the columns: {', '.join(fields)}")
-            order, width = tuple(map(fields.index, columns.names[:2])), len(fields)
+            order, width = [fields.index(name) for name in columns.names[:2]], len(fields)
             continue
         texts = [fields[at] for at in order if at < len(fields)]
         if len(fields) <= width and len(texts) == 2 and all(texts):

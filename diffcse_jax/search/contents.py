@@ -154,6 +154,15 @@ def documents_table(documents: Iterable[Document], input_number: int) -> pa.Tabl
     return pa.Table.from_arrays(arrays, schema=DOCUMENTS)
 
 
+def with_sources_of(new: pa.Table, old: pa.Table) -> pa.Table:
+    """Return new documents, each with the input of the old document that has its id."""
+    sources = dict(zip(old["id"].to_pylist(), old["source"].to_pylist(), strict=True))
+    pairs = zip(new["id"].to_pylist(), new["source"].to_pylist(), strict=True)
+    field = DOCUMENTS.field("source")
+    column = pa.array([sources.get(key, source) for key, source in pairs], field.type)
+    return new.set_column(DOCUMENTS.get_field_index(field.name), field, column)
+
+
 def passages_table(passages: Sequence[Passage]) -> pa.Table:
     """Return passages as a table."""
     columns = {name: [getattr(each, name) for each in passages] for name in PASSAGES.names}

@@ -23,6 +23,7 @@ import pyarrow as pa
 from jaxtyping import Shaped
 
 from diffcse_jax.errors import CheckpointError, UserError
+from diffcse_jax.hosts import log_line
 from diffcse_jax.io import (
     INDEX_FORMAT,
     INDEX_MANIFEST,
@@ -478,6 +479,7 @@ def _lexical(reader: Reader, settings: IndexSettings, contents: Contents) -> Lex
     lexical = reader.words(lambda folder, arrays: _words(folder, arrays, language, rows))
     if reader.manifest.get("words") == WORD_RULES:
         return lexical
+    log_line(f"notice: {reader.folder} counts words by older rules; they are counted again")
     return LexicalIndex.build(searched_texts(contents.passages), settings.language)
 
 

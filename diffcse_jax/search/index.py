@@ -27,7 +27,12 @@ from diffcse_jax.models.foreign_text import foreign_texts
 from diffcse_jax.models.sentence_folder import Prompts
 from diffcse_jax.models.unread import added_up
 from diffcse_jax.search.changes import Changes, How, UpdatePlan, passages_after, plan, without
-from diffcse_jax.search.contents import Contents, documents_table, searched_texts
+from diffcse_jax.search.contents import (
+    Contents,
+    documents_table,
+    searched_texts,
+    with_sources_of,
+)
 from diffcse_jax.search.embeddings import Queries, StoredEmbeddings, Vectors, aligned
 from diffcse_jax.search.folder import (
     Stored,
@@ -166,7 +171,8 @@ class Index:
         if settings.mode != "dense" and len(passages):
             lexical = lexical_index(searched_texts(passages), settings.language, show_progress=True)
         contents = Contents(documents, passages, embeddings, lexical)
-        return cls.of(Stored(settings, contents, record), name=str(store.folder))
+        inputs = (input_of(store.folder),)
+        return cls.of(Stored(settings, contents, record, inputs), name=str(store.folder))
 
     def _start(self, stored: Stored, encoder: Encoder | None, name: str = "the index") -> None:
         self.settings = stored.settings
@@ -178,7 +184,9 @@ class Index:
         self._changing = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_changing"}
+        state = dict(vars(self))  # at once: see `_put`
+        del state["_changing"]
+        return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state, _changing=threading.RLock())
@@ -293,13 +301,18 @@ class Index:
         check_count("batch_size", batch_size)
         names = [each.name for each in self.inputs]
         number = names.index(origin.name) if origin.name in names else len(names)
+        old = self._contents.documents
         table = documents_table(reading.documents, number)
-        planned = plan(self._contents.documents, table, how, number, reading.removed)
+        planned = plan(old, table, how, number, reading.removed)
+        if how == "update":  # so that an input can still be read again
+            table = with_sources_of(table, old)
         new = [reading.documents[row] for row in planned.new_rows]
         made = self._passages_of(new, batch_size, show_progress=show_progress)
-        self._contents = self._after(planned, table, *made, show_progress=show_progress)
-        if reading.documents and number == len(names):
+        contents = self._after(planned, table, *made, show_progress=show_progress)
+        # Another thread may write the index between these. An input without documents does no harm.
+        if number == len(names) and number in table["source"].to_pylist():
             self.inputs = (*self.inputs, origin)
+        self._contents = contents
         return planned.changes
 
     def _open(

@@ -224,26 +224,23 @@ def find_parts(folder: Path) -> list[Path]:
 
 def holds_embeddings(folder: Path) -> bool:
     """Return whether a folder has a Parquet file of ours, without those that cannot be read."""
-    for part in find_parts(folder):
-        with contextlib.suppress(DataError):
-            if _is_own(part):
-                return True
-    return False
+    return any(map(_may_be_own, find_parts(folder)))
 
 
 def find_store(path: Path) -> VectorStore | None:
     """Open a folder of embeddings; return None if there are none.
 
     Parquet files of others may have a column of the same name. They lack the metadata, and are
-    text.
+    text. So are, for the reader of text to name, files that cannot be read where nothing is ours.
     """
-    parts = [part for part in find_parts(path) if VECTOR in _schema(part).names]
-    if not any(_is_own(part) for part in parts):
-        if path.suffix == ".parquet" and path.is_file() and _is_own(path):
-            raise DataError(f"{path} is a part of the embeddings in {path.parent}. Give the folder")
-        if path.is_dir() and state_of(path).is_dir():
-            raise DataError(f"{path} holds no embeddings yet. Let `diffcse embed` write some first")
+    if path.suffix == ".parquet" and path.is_file() and _may_be_own(path):
+        raise DataError(f"{path} is a part of the embeddings in {path.parent}. Give the folder")
+    is_begun = path.is_dir() and state_of(path).is_dir()
+    if not (is_begun or holds_embeddings(path)):
         return None
+    parts = [part for part in find_parts(path) if VECTOR in _schema(part).names]
+    if not any(map(_is_own, parts)):
+        raise DataError(f"{path} holds no embeddings yet. Let `diffcse embed` write some first")
     _check_complete(path, {part.name for part in parts})
     encoder = _encoder_of(parts[0])
     for part in parts[1:]:
@@ -306,6 +303,13 @@ def read_settings(part: Path) -> Mapping[str, Any]:
 def _is_own(part: Path) -> bool:
     """Return whether a Parquet file has the metadata of ours."""
     return _METADATA in (_schema(part).metadata or {})
+
+
+def _may_be_own(part: Path) -> bool:
+    """Return the same for a file that may be of another kind, or damaged."""
+    with contextlib.suppress(DataError):
+        return _is_own(part)
+    return False
 
 
 def _vectors(part: Path) -> Float[np.ndarray, "rows dimension"]:

@@ -70,16 +70,7 @@ def read_tasks(config: Config) -> list[TaskData]:
 def read_task(name: str, task: LabelledTask, folder: Path, on_bad_line: str) -> TaskData:
     """Read and split the files of a task, which are relative to a folder."""
     key = f"finetune.tasks.{name}"
-    if not task.file:
-        raise ConfigError(f"{key}.file is empty. Name the file of this task, or correct its name")
-    if len(task.texts) not in (1, 2):
-        raise ConfigError(
-            f"{key}.texts={task.texts}: give one column for single sentences, two for pairs"
-        )
-    if task.is_pair and not task.features:
-        raise ConfigError(
-            f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')"
-        )
+    _check(task, key)
     file, dev_file, test_file = (
         folder / io.expand_path(name) for name in (task.file, task.dev_file, task.test_file)
     )
@@ -122,6 +113,25 @@ def read_task(name: str, task: LabelledTask, folder: Path, on_bad_line: str) -> 
         f"task {name}: {sizes}" + (f"; classes {', '.join(task.labels)}" if task.labels else "")
     )
     return TaskData(name, task, file, train, dev, test)
+
+
+def _check(task: LabelledTask, key: str) -> None:
+    """Raise `ConfigError` for settings that do not fit together."""
+    if not task.file:
+        raise ConfigError(f"{key}.file is empty. Name the file of this task, or correct its name")
+    if len(task.texts) not in (1, 2):
+        raise ConfigError(
+            f"{key}.texts={task.texts}: give one column for single sentences, two for pairs"
+        )
+    if task.is_pair and not task.features:
+        raise ConfigError(
+            f"{key}.features is empty. Name what the head reads, such as ('difference', 'product')"
+        )
+    if task.kind == "regression" and task.labels:
+        raise ConfigError(
+            f"{key}.labels={task.labels}: a regression has numbers, not classes. Remove the "
+            "labels, or give kind='classification'"
+        )
 
 
 def _read(

@@ -36,16 +36,17 @@ def run_study(options: StudyOptions) -> int:
     if options.seeds is not None:
         study = study.with_seeds(options.seeds)
     folder = expand_path(options.workdir or Path("runs") / "studies" / name)
-    plan = make_plan(name, study, options.overrides, folder)
+    strict = ["--finetune.data.on_bad_line=error"] if options.strict and study.finetunings else []
+    plan = make_plan(name, study, [*options.overrides, *strict], folder)
     if options.record:
         plan = plan.with_record(StudyRecord(options.record))
     chosen = plan.selected(options.variants)
     was_stopped = False
+    for run in plan.runs:
+        with contextlib.suppress(CheckpointError):  # a damaged record fails its run alone
+            run.require_same()
     if not options.report:
         require_inputs(name, chosen)
-        for run in plan.runs:
-            with contextlib.suppress(CheckpointError):  # a damaged record fails its run alone
-                run.require_same()
         try:
             # Standard output is for the table.
             with terminated_like_interrupted(), contextlib.redirect_stdout(sys.stderr):

@@ -61,8 +61,7 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
     Every variant gets the overrides `--config.KEY=VALUE` last, and every fine-tuning the
     `--finetune.KEY=VALUE`.
     """
-    if not study.variants:
-        raise ConfigError(f"{name}: a study needs variants")
+    _check_variants(name, study)
     _check_tasks(name, study)
     of_tunings = [
         argument for argument in overrides if argument.lstrip("-").startswith("finetune.")
@@ -96,6 +95,17 @@ def make_plan(name: str, study: Study, overrides: Sequence[str], workdir: Path) 
                 f"{name}: {other.label!r} and {run.label!r} would share a folder. Rename one"
             )
     return Plan(name, study, runs)
+
+
+def _check_variants(name: str, study: Study) -> None:
+    """Refuse a study without variants, and variants that are not settings."""
+    if not study.variants:
+        raise ConfigError(f"{name}: a study needs variants")
+    for row, settings in study.variants.items():
+        if not isinstance(settings, Mapping):
+            raise ConfigError(
+                f"{name}: variant {row!r}: expected a dict of keys and values, not {settings!r:.60}"
+            )
 
 
 def _check_tasks(name: str, study: Study) -> None:

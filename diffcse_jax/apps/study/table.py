@@ -11,7 +11,7 @@ from typing import Any
 
 import scipy.stats
 
-from diffcse_jax.errors import require_extra
+from diffcse_jax.errors import MissingPackageError, require_extra
 from diffcse_jax.evaluation.results import (
     TableRow,
     by_column,
@@ -48,7 +48,11 @@ def write(summary: Summary, workdir: Path) -> None:
         name: [row for row in summary[group] if row["n"] and not row["is_start"]]
         for group, name in PICTURES.items()
     }
-    pictures = {name: _draw_scores(summary, rows) for name, rows in scored.items() if rows}
+    pictures = {}
+    try:
+        pictures = {name: _draw_scores(summary, rows) for name, rows in scored.items() if rows}
+    except MissingPackageError as error:  # the tables are there
+        print(f"notice: no pictures: {error}", file=sys.stderr)
     for name, figure in pictures.items():
         with replace_file(workdir / name) as file:
             figure.savefig(file, dpi=120)
