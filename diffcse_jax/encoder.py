@@ -33,7 +33,7 @@ from diffcse_jax.models import hf, layers, pooling, sentence_folder
 from diffcse_jax.models.forward import compiled_forward, compiled_masked_lm
 from diffcse_jax.models.graph import Graph
 from diffcse_jax.models.layers import Params
-from diffcse_jax.models.poolers import check_pooler
+from diffcse_jax.models.poolers import check_pooler, our_name
 from diffcse_jax.models.routes import DOCUMENT, QUERY, ROUTES
 from diffcse_jax.models.sentence_folder import RecordedPooler, checked_truncation
 from diffcse_jax.models.shapes import Shapes
@@ -146,7 +146,7 @@ class SentenceEncoder:
         self.recorded = record._replace(pooler=pooler, sentence_head=sentence_head)
         size = sentence_head.embedding_size(pooler, config.hidden_size)
         if graph is not None:
-            size = graph.dimension  # which may be cut already
+            size = graph.dimension or size  # which may be cut already
         self.truncate_dim = checked_truncation(record.truncate_dim, size)
         self.dimension = self.truncate_dim or size  # of the embeddings
         self._index: Index | None = None
@@ -862,7 +862,7 @@ class SentenceEncoder:
 def _require_as_exported(record: RecordedPooler, pooler: str | None, dtype: DTypeLike) -> None:
     """Raise `ConfigError` for options that an ONNX file cannot follow."""
     whole = record.sentence_head.applied(record.pooler) if record.pooler else ""
-    if pooler not in (None, "", whole):
+    if pooler and our_name(pooler) != whole:
         raise ConfigError(f"pooler={pooler!r}: the ONNX file applies {whole}. Leave the pooler out")
     if _checked_dtype(dtype).name != "float32":
         raise ConfigError(

@@ -1,5 +1,6 @@
 """Weights from and to Hugging Face checkpoints, and the networks they make, against PyTorch."""
 
+import fnmatch
 import json
 import re
 import shutil
@@ -18,13 +19,13 @@ from tiny_model import bound, hf_config_of, random_torch_model
 
 from diffcse_jax.batch import TokenRows
 from diffcse_jax.errors import CheckpointError, ConfigError
-from diffcse_jax.io import write_tensors
+from diffcse_jax.io import write_sealed, write_tensors
 from diffcse_jax.models import files, hf, layers
 from diffcse_jax.models.families import nomic_bert
 from diffcse_jax.models.families.mpnet import relative_buckets
-from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, ReplacedTokenHead
+from diffcse_jax.models.heads import MaskedLMHead, MlpProjector, RecordedHead, ReplacedTokenHead
 from diffcse_jax.models.hf import Pretrained, read, to_hf
-from diffcse_jax.models.sentence_folder import RecordedPooler, recorded
+from diffcse_jax.models.sentence_folder import RecordedPooler, recorded, with_pooler
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.run_folder.start import is_local
 
@@ -498,12 +499,27 @@ def test_every_wrong_tensor_is_named_in_one_error(folder):
     assert len(assert_refused(folder, r"and 38 more$").splitlines()) == 52
 
 
-def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
+def test_a_table_may_be_stored_under_the_name_of_the_decoder(folder):
+    before = read(str(folder))
+    table = "bert.embeddings.word_embeddings.weight"
+    decoder = "cls.predictions.decoder.weight"
+    rewrite(
+        folder,
+        lambda tensors: {
+            decoder if name == table else name: value for name, value in tensors.items()
+        },
+    )
+    assert_same(read(str(folder), needs_mlm_head=True), before)
+
+
+def test_a_masked_lm_head_is_needed_only_for_a_generator(folder, capsys):
     rewrite(
         folder,
         lambda tensors: tensors | {"cls.predictions.decoder.weight": torch.zeros(VOCAB, HIDDEN)},
     )
-    assert read(str(folder)).mlm_head is not None
+    assert read(str(folder)).mlm_head is None  # it would choose other words
+    said = "is not used. unsupported: cls.predictions.decoder.weight is not the word-embedding"
+    assert said in capsys.readouterr().err
     assert_refused(folder, r"decoder\.weight is not the word-embedding table", needs_mlm_head=True)
     rewrite(
         folder,
@@ -567,6 +583,10 @@ def test_a_masked_lm_head_is_needed_only_for_a_generator(folder):
         (
             hf_config_of("modernbert") | {"num_attention_heads": 16},
             "heads of 1 features cannot have rotary positions",
+        ),
+        (
+            hf_config_of("modernbert") | {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types",
         ),
     ],
 )
@@ -633,6 +653,36 @@ def test_a_folder_named_minilm_comes_before_the_package(bert, tmp_path, monkeypa
     shutil.rmtree(tmp_path / "minilm")
     assert read("minilm").config.hidden_size == 384
     assert not is_local("minilm")
+
+
+def test_a_pooler_by_its_other_name_is_the_recorded_one():
+    head = RecordedHead("avg", (), {}, "dot")
+    record = RecordedPooler("avg", None, None, head)
+    assert with_pooler(record, "mean", "a folder") is record
+
+
+def test_all_that_an_export_names_is_fetched(bert, tmp_path, monkeypatch):
+    hub, fetched = tmp_path / "hub", tmp_path / "fetched"
+    shutil.copytree(bert, hub)
+    (hub / "onnx").mkdir()
+    (hub / "onnx/model.onnx").write_bytes(b"ONNX")
+    write_sealed(hub / files.EXPORT_CHECK, {}, hub.rglob("*"))
+
+    def download(name, *, revision, allow_patterns):
+        if name != "sentence-transformers/model":
+            raise OSError("not found")
+        for path in filter(Path.is_file, hub.rglob("*")):
+            place = path.relative_to(hub)
+            if any(fnmatch.fnmatch(str(place), pattern) for pattern in allow_patterns):
+                (fetched / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, fetched / place)
+        return str(fetched)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert_same(read("model"), read(str(bert)))  # as sentence-transformers finds this name
+    assert (fetched / "onnx/model.onnx").is_file()
+    with pytest.raises(CheckpointError, match=r"'mine/model' is neither .* \(OSError: not found\)"):
+        read("mine/model")
 
 
 def test_a_hub_model_is_read_at_its_revision(bert, monkeypatch):

@@ -17,7 +17,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.backends import load_encoder
 from diffcse_jax.export import export
 from diffcse_jax.export import graph as forms
-from diffcse_jax.models.graph import GRAPH
+from diffcse_jax.models.graph import EMBEDDING, GRAPH
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
@@ -61,20 +61,35 @@ def test_any_encoder_is_exported_with_its_own_card(exported, tmp_path):
     start, folder = exported
     assert not backend_should_export(folder, True, {}, "model.onnx", "*.onnx", "ONNX")[0]
     assert (folder / "README.md").read_text() == (start / "README.md").read_text()
-    ours, onnx = (
+    ours, graph = (
         SentenceEncoder.from_pretrained(folder, backend=backend) for backend in ("jax", "onnx")
     )
-    assert (onnx.pooler, onnx.dimension, onnx.backend) == ("avg", HIDDEN, "onnx")
-    again = pickle.loads(pickle.dumps(onnx))
+    assert (graph.pooler, graph.dimension, graph.backend) == ("avg", HIDDEN, "onnx")
+    again = pickle.loads(pickle.dumps(graph))
     for texts in (TEXTS, TEXTS[0], TEXTS * 9):  # with padding rows and without
         np.testing.assert_allclose(again.encode(texts), ours.encode(texts), atol=1e-5)
-    assert onnx.fingerprint() == again.fingerprint() != ours.fingerprint()
+    assert graph.fingerprint() == again.fingerprint() != ours.fingerprint()
     cut = load_encoder(
         str(folder), EvaluateOptions(models=(), tasks="sts", backend="onnx", truncate_dim=4)
     )
     np.testing.assert_allclose(cut.encode(TEXTS), ours.encode(TEXTS)[:, :4], atol=1e-5)
     with pytest.raises(ConfigError, match="--license is for the model card of a run"):
         export(start, tmp_path / "out", license="mit", pooler="avg")
+
+
+def test_files_of_other_programs_and_edited_cards_are_read(exported, tmp_path):
+    _, folder = exported
+    theirs = shutil.copytree(folder, tmp_path / "theirs")
+    (theirs / "README.md").write_text("# Ours\n")
+    encoder = SentenceEncoder.from_pretrained(theirs, backend="onnx", pooler="mean")
+    assert encoder.pooler == "avg"
+    (theirs / "export_check.json").unlink()
+    model = importlib.import_module("onnx").load(theirs / GRAPH)
+    (output,) = (each for each in model.graph.output if each.name == EMBEDDING)
+    output.type.tensor_type.shape.dim[-1].dim_param = "Divsentence_embedding_dim_1"
+    (theirs / GRAPH).write_bytes(model.SerializeToString())
+    cut = SentenceEncoder.from_pretrained(theirs, backend="onnx", truncate_dim=4)
+    np.testing.assert_allclose(cut.encode(TEXTS), encoder.encode(TEXTS)[:, :4], atol=1e-5)
 
 
 def test_texts_to_compare_on_are_read_once_each(tmp_path):

@@ -154,7 +154,9 @@ def export(
                     for each, (_, encoder) in folders.items()
                 )
                 check["onnx"] = min(converted, key=lambda close: close.cosine)._asdict()
-            io.write_sealed(folder / files.EXPORT_CHECK, check, folder.rglob("*"))
+            # People edit the card, on which no embedding depends.
+            sealed = (path for path in folder.rglob("*") if path != folder / "README.md")
+            io.write_sealed(folder / files.EXPORT_CHECK, check, sealed)
             if source.saved:
                 _write_card(
                     source.saved,

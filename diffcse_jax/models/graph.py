@@ -50,7 +50,9 @@ class Graph:
                 f"{self.path} has no output {EMBEDDING}: the pooling is missing. "
                 "`diffcse export --onnx` writes files that have it"
             )
-        self.dimension = sizes[EMBEDDING]
+        # Files of other programs may name the size instead.
+        size = sizes[EMBEDDING]
+        self.dimension: int | None = size if isinstance(size, int) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let pickle and copy read the file again."""

@@ -198,9 +198,16 @@ def _read(root: Path, name_or_path: str, *, needs_mlm_head: bool = False) -> Pre
     ):
         stored = _encoding_part(stored, family, name_or_path)
     tensors = {_normalised(name, family): tensor for name, tensor in stored.items()}
+    # Of two tied tensors, some programs keep the decoder's name.
+    if family.decoder in tensors:
+        (words,) = (theirs for theirs, ours in family.modules.items() if ours == "embeddings.word")
+        tensors.setdefault(f"{words}.weight", tensors[family.decoder])
     parts, problems, unknown = _read_parts(tensors, config)
-    if needs_mlm_head:
-        problems += _problems_of_generator(parts, tensors, family)
+    problem = _problem_of_head(parts, tensors, family)
+    if problem and needs_mlm_head:
+        problems.append(problem)
+    elif problem and parts.pop("mlm_head", None):
+        log_line(f"notice: the masked-LM head of {name_or_path} is not used. {problem}")
     inside = {_normalised(name, family) for name in stored if _is_of_encoder(name, family)}
     if problems or unknown & inside:
         problems += [f"unknown: {name}" for name in sorted(unknown)]
@@ -278,18 +285,16 @@ def _problem(name: str, array: np.ndarray | None, shape: tuple[int, ...]) -> str
     return ""
 
 
-def _problems_of_generator(parts: Mapping[str, Any], tensors: Tensors, family: Family) -> list[str]:
-    """Return why a checkpoint cannot be a generator: no head, or a decoder that is not tied."""
-    problems = []
+def _problem_of_head(parts: Mapping[str, Any], tensors: Tensors, family: Family) -> str:
+    """Return why a checkpoint cannot fill masks: no head, or a decoder that is not tied."""
     if "mlm_head" not in parts:
-        advice = "leave generator.name_or_path empty to train one"
-        problems.append(f"missing: the masked-LM head ({advice})")
+        return "missing: the masked-LM head (leave generator.name_or_path empty to train one)"
     words = parts["transformer"].get("embeddings.word.embedding")
     decoder = tensors.get(family.decoder)
     both = words is not None and decoder is not None
     if both and not np.array_equal(np.asarray(decoder, np.float32), words):
-        problems.append(f"unsupported: {family.decoder} is not the word-embedding table")
-    return problems
+        return f"unsupported: {family.decoder} is not the word-embedding table"
+    return ""
 
 
 def to_hf(params: Mapping[str, Any], part: str, config: TransformerConfig) -> dict[str, np.ndarray]:

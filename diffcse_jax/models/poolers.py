@@ -1,5 +1,7 @@
 """The names of poolers: how hidden states become one embedding."""
 
+from typing import Any
+
 from diffcse_jax.errors import ConfigError
 
 CLS_POOLERS = ("cls", "cls_before_pooler")
@@ -18,6 +20,11 @@ OTHER_NAMES = {"mean": "avg"}  # as sentence-transformers names it
 JOINED_POOLERS = ("cls_before_pooler", "avg", *OTHER_POOLERS)
 
 
+def our_name(name: Any) -> Any:
+    """Return our name of a pooler that other libraries call otherwise."""
+    return OTHER_NAMES.get(name, name) if isinstance(name, str) else name
+
+
 def is_pooler(name: str) -> bool:
     """Return whether this is the name of a pooler, or of several joined by "+".
 
@@ -29,7 +36,7 @@ def is_pooler(name: str) -> bool:
 def check_pooler(name: str) -> str:
     """Return the name of a pooler, or raise ConfigError."""
     is_text = isinstance(name, str)
-    name = OTHER_NAMES.get(name, name) if is_text else name
+    name = our_name(name)
     if is_text and " + " in name:
         raise ConfigError(
             f"{name!r} is a pooler with modules after it. Leave the pooler out to apply what the "

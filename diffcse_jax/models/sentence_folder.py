@@ -38,7 +38,7 @@ from diffcse_jax.models.heads import (
 )
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params, prefixed, shapes, subset
-from diffcse_jax.models.poolers import AVERAGED_LAYERS, POOLERS, check_pooler
+from diffcse_jax.models.poolers import AVERAGED_LAYERS, POOLERS, check_pooler, our_name
 from diffcse_jax.models.pooling import SIMILARITIES
 from diffcse_jax.models.routes import DOCUMENT, QUERY
 
@@ -521,6 +521,7 @@ def with_pooler(record: RecordedPooler, explicit: str | None, source: str) -> Re
         ConfigError: The pooler is unknown, or its name has modules that the folder does not have.
     """
     head = record.sentence_head
+    explicit = our_name(explicit)
     whole = head.applied(record.pooler) if record.pooler else ""
     if whole and explicit in (None, "", whole):
         return record

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib
 import itertools
 import json
 import os
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import tokenizers
 
 from diffcse_jax.errors import CheckpointError
-from diffcse_jax.models.files import why_pointer
+from diffcse_jax.models.files import SENTENCEPIECE, why_pointer
 from diffcse_jax.models.plain_tokenizer import read_as_it_stands
 from diffcse_jax.models.text_settings import text_settings
 
 if TYPE_CHECKING:
     import transformers
 
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")  # each one holds a vocabulary
+# Each one holds a vocabulary.
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", SENTENCEPIECE)
 # Characters per wanted token that are tokenised first. English has 4 to 5 per token.
 READ_FIRST = 16
 TEXTS_AT_ONCE = 1000  # limits memory: the library needs about 100 bytes per token
@@ -186,12 +188,28 @@ def _check_files(folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if os.path.isfile(folder / name) and (problem := why_pointer(folder / name)):
             raise CheckpointError(problem)
+    _check_converter(folder)
     for path in folder.iterdir():
         # transformers would wait for such a file.
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
             raise CheckpointError(
                 f"{folder} contains {path.name}, which is a pipe or a device. Remove it"
             )
+
+
+def _check_converter(folder: Path) -> None:
+    """Raise `CheckpointError` if transformers lacks a package to convert a vocabulary."""
+    if [name for name in TOKENIZER_FILES if os.path.isfile(folder / name)] != [SENTENCEPIECE]:
+        return
+    try:
+        importlib.import_module("sentencepiece")
+        importlib.import_module("google.protobuf")
+    except ImportError as error:
+        raise CheckpointError(
+            f"{folder}: {SENTENCEPIECE} is converted by packages that are missing: pip install "
+            "sentencepiece protobuf. Or save the folder with transformers' fast tokenizer, which "
+            "writes tokenizer.json"
+        ) from error
 
 
 def unlimited_tokenizer(tokenizer: FastTokenizer) -> tokenizers.Tokenizer:

@@ -65,6 +65,10 @@ def sizes(config: Stated) -> TransformerConfig:
     """Read the sizes of an encoder."""
     if config.local_attention < 2:
         raise ValueError(f"local_attention must be at least 2, not {config.local_attention}")
+    if len(config.layer_types) != config.num_hidden_layers:
+        raise ValueError(
+            f"layer_types names {len(config.layer_types)} of {config.num_hidden_layers} blocks"
+        )
     bases = {kind: rotary_base(rope) for kind, rope in config.rope_parameters.items()}
     return dataclasses.replace(
         bert.sizes(config, NAMES, type_vocab_size=0),  # some have others, which nothing reads
