@@ -7,9 +7,9 @@ Data:     10^6 Wikipedia sentences of SimCSE (`wiki1m`), 2 epochs of 15,625 step
 Expected: not published. `diffcse_base`, with 0.1 everywhere, has STS average 78.49 (published).
 
 The two views of a sentence differ only by dropout, so the schedule decides in which blocks they
-differ most. All twelve masks are in `configs/studies/dropout_masks.py`. The report gives one rate
-per block and no code. Here the rate applies to hidden states and attention, and the embedding layer
-keeps the checkpoint's rate.
+differ most. All twelve masks are in `configs/studies/dropout_masks.py`, which also says how far
+`diffcse_base` is from the report. That gives one rate per block and no code. Here the rate applies
+to hidden states and attention, and the embedding layer keeps the checkpoint's rate.
 """
 
 from ml_collections import ConfigDict

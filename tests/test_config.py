@@ -41,6 +41,8 @@ COMPANIONS = {  # what makes the smallest and largest value possible
     "eval.beside": {"data.held_out": 0.1},
     "eval.hold": {"data.held_out": 0.1},
     "data.held_out": {"data.pairs": "lead"},
+    "contrast.negative_ratio": {"contrast.negatives": "off_dropout"},
+    "contrast.duplicate_similarity": {"contrast.mask_duplicates": "similarity"},
 }
 
 
@@ -174,6 +176,12 @@ NO_GENERATOR = {"generator.name_or_path": "", "generator.head_steps": 0}
         ),
         (NO_GENERATOR, "difference.weight > 0 needs a generator"),
         ({"contrast.weight": 0.0, "difference.weight": 0.0}, "nothing to train"),
+        ({"contrast.negative_ratio": 0.9}, "negative_ratio=0.9 is read only with other positives"),
+        (
+            {"contrast.samples": 10},
+            "contrast.samples=10 is read only with contrast.positives='mean'",
+        ),
+        ({"contrast.duplicate_similarity": 0.9}, "only with contrast.mask_duplicates='similarity'"),
         ({"eval.metric": "pairs_retrieval"}, "eval.metric='pairs_retrieval' needs eval.pairs_file"),
         (
             {"eval.beside": ("lead_retrieval",)},

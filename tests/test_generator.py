@@ -7,20 +7,26 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_model import write_smallest_model
 from tiny_networks import ENCODER, config_of
 
-from diffcse_jax.batch import Vocabulary
+from diffcse_jax.batch import Batch, Vocabulary
 from diffcse_jax.config import DataConfig
 from diffcse_jax.data.sources import open_corpus
 from diffcse_jax.data.token_store import build_or_open
 from diffcse_jax.errors import CheckpointError, ConfigError, Interrupted
 from diffcse_jax.hosts import StopRequest
+from diffcse_jax.models import layers
 from diffcse_jax.models.tokenizer import load_tokenizer
 from diffcse_jax.training import generator
-from diffcse_jax.training.generator import own_generator, with_fitting_head
+from diffcse_jax.training.generator import (
+    make_masked_lm_training,
+    own_generator,
+    with_fitting_head,
+)
 from diffcse_jax.training.sharding import make_mesh
 
 WORDS = Vocabulary(size=60, mask_id=4, special_ids=(0, 1, 2, 3, 4))  # of `write_smallest_model`
@@ -117,6 +123,20 @@ def test_an_interrupted_head_is_the_same_as_an_uninterrupted_one(
         assert reports[0][score] == reports[1][score]
     assert reports[0]["step_seconds"] > 0 == reports[1]["step_seconds"]
     assert not [*(tmp_path / "stopped/generator").glob("training*")]
+
+
+def test_a_head_reads_all_that_is_edited():
+    config = config_with(1)
+    initial, loss, _ = make_masked_lm_training(config, ENCODER.config, WORDS, make_mesh(config))
+    head, _ = initial()
+    frozen = jax.tree.map(jnp.asarray, layers.prefixed(ENCODER.transformer, "transformer"))
+    ids = np.random.default_rng(0).integers(5, 50, size=(2, 16, 2, 10), dtype=np.int32)
+    ids[1, :, 0] = ids[0, :, 0]  # other second views
+    first, second = (
+        loss(head, frozen, Batch(jnp.array(each), jnp.ones_like(each)), jax.random.key(1))[0]
+        for each in ids
+    )
+    assert first != second
 
 
 def test_a_short_run_trains_the_head_for_fewer_steps():

@@ -176,6 +176,13 @@ def test_interpolation_may_change_unless_it_decides_when_training_ends(tmp_path)
     start(tmp_path / "limited", limited)
     with pytest.raises(ConfigError, match=r"eval\.interpolate: was \(\), now \(0\.5,\)"):
         start(tmp_path / "limited", limited, halfway)
+    # So does how often it is measured.
+    often = {"eval": {"every": 7}}
+    start(tmp_path / "free", halfway, often)
+    for number, ending in enumerate((limited, {"eval": {"patience": 3}})):
+        start(tmp_path / f"{number}", ending)
+        with pytest.raises(ConfigError, match=r"eval\.every: was \d+, now 7"):
+            start(tmp_path / f"{number}", ending, often)
 
 
 def test_a_workdir_is_held_by_one_run(tmp_path):
@@ -424,8 +431,10 @@ def test_a_run_is_read_from_its_export(tmp_path):
         ):
             model_of(str(name))
     (run / "export").mkdir()
-    assert model_of(str(run)) == str(run / "export")
-    assert model_of("minilm") == "minilm"
     assert finished_export(run) is None  # an export of before, while the run trains
+    with pytest.raises(CheckpointError, match="the folder of a run that has no export yet"):
+        model_of(str(run))
     (run / "selection.json").touch()
     assert finished_export(run) == run / "export"
+    assert model_of(str(run)) == str(run / "export")
+    assert model_of("minilm") == "minilm"

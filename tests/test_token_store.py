@@ -10,6 +10,7 @@ import pytest
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_model import write_bpe_tokenizer
 from tiny_run import full_disk
 
 from diffcse_jax.config import DataConfig
@@ -19,8 +20,8 @@ from diffcse_jax.data.token_store import Corpus, TokenStore, build_or_open
 from diffcse_jax.documents.files.formats import Unreadable
 from diffcse_jax.documents.files.pool import parse_files
 from diffcse_jax.errors import DataError, DiskError
-from diffcse_jax.models.tokenizer import cutting_tokenizer, tokenise
-from diffcse_jax.training.tokens import open_tokens, warn_of_languages
+from diffcse_jax.models.tokenizer import cutting_tokenizer, load_tokenizer, tokenise
+from diffcse_jax.training.tokens import length_of, open_tokens, warn_of_languages
 
 CLS, SEP, FIRST_WORD = 1, 2, 4
 
@@ -148,6 +149,19 @@ def test_a_text_in_languages_that_the_checkpoint_is_not_for_is_said(tmp_path, mi
         store = build_or_open(corpus_of(tmp_path / "a.jsonl", rows), tokenizer, 32, tmp_path / "c")
         warn_of_languages(store, tokenizer, "minilm", languages)
         assert ("% German, but by its card minilm" in capsys.readouterr().err) == is_warned
+
+
+def test_the_last_space_of_a_prompt_may_belong_to_the_text(tmp_path, minilm_dir):
+    write_bpe_tokenizer(
+        tmp_path / "bpe", "search query: the garden is open, the query is a search " * 9
+    )
+    for folder in (tmp_path / "bpe", minilm_dir):
+        tokenizer = load_tokenizer(folder)
+        for prompt in ("", "search query: ", "query:"):
+            text = f"{prompt}the garden"
+            whole = tokenizer.convert_ids_to_tokens(tokenizer.encode(text))
+            first = whole[1 + length_of(prompt, tokenizer)]  # after [CLS]
+            assert first.removeprefix("\u0120") == "the"
 
 
 def test_each_change_of_the_tokens_makes_another_store(tmp_path):

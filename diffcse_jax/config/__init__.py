@@ -493,8 +493,10 @@ def resume_keys(config: Config) -> frozenset[str]:
     classes = {name: type(loss) for name, loss in config.installed.items()}
     keys = known_keys(classes, classes)
     free = frozenset(key for key, field in keys.items() if field.metadata["changes"] != "training")
-    # With a limit, it decides when training ends, and which checkpoints may be the best.
-    return free - {"eval.interpolate"} if config.eval.max_drop else free
+    # With a limit, these decide when training ends, and which checkpoints may be the best.
+    if config.eval.max_drop:
+        return free - {"eval.interpolate", "eval.every"}
+    return free - {"eval.every"} if config.eval.patience else free
 
 
 def checked_values(what: str, values: Any) -> Mapping[str, Any]:

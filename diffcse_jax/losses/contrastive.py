@@ -251,6 +251,23 @@ class Contrast(Loss):
                 f"contrast.negatives={self.negatives!r} compares embeddings of one encoder. Use "
                 "'dropout' or 'noise', or contrast.second_encoder=False."
             )
+        if self.negative_ratio != 1 and self._compares_views:
+            raise ConfigError(
+                f"contrast.negative_ratio={self.negative_ratio} is read only with other positives "
+                "or negatives than 'dropout'. Set contrast.negatives='off_dropout' (SimCSE++), or "
+                "contrast.negative_ratio=1.0"
+            )
+        if self.samples > 1 and "mean" not in (self.positives, self.negatives):
+            raise ConfigError(
+                f"contrast.samples={self.samples} is read only with contrast.positives='mean' or "
+                "contrast.negatives='mean'. Set one of them, or contrast.samples=1"
+            )
+        if self.duplicate_similarity and self.mask_duplicates != "similarity":
+            raise ConfigError(
+                f"contrast.duplicate_similarity={self.duplicate_similarity} is read only with "
+                "contrast.mask_duplicates='similarity'. Set that, or "
+                "contrast.duplicate_similarity=0.0"
+            )
 
     def check_columns(self, count: int) -> None:
         if count > 2 and not self._compares_views:

@@ -362,8 +362,8 @@ class EditedContrast(EditOptions, Loss):
 
     - `positive`: InfoNCE (SimCSE Eq. 4) between anchors and their edits, added to `contrast` or in
       place of it.
-    - `negative`: InfoNCE between the views with all edits as hard negatives (SimCSE Eq. 8), in
-      place of `contrast`.
+    - `negative`: InfoNCE between the views with all edits as hard negatives (SimCSE Eq. 8), which
+      takes the place of `contrast` if contrast.weight is 0.
     """
 
     weight: float = option(
@@ -371,8 +371,8 @@ class EditedContrast(EditOptions, Loss):
     )
     role: str = option(
         "positive",
-        "edits are `positive` for their originals, next to contrast.weight, or hard `negative` for "
-        "all, in its place",
+        "edits are `positive` for their originals, or hard `negative` for all: that contains "
+        "`contrast`, so set contrast.weight=0",
         choices=("positive", "negative"),
     )
     temperature: float = option(0.05, "temperature that divides the cosine similarities", low=1e-6)

@@ -46,8 +46,8 @@ def model_of(name_or_path: str) -> str:
     workdir = find_run(folder) if name_or_path else None
     if workdir is None:
         return name_or_path
-    if folder == workdir and (folder / EXPORT).is_dir():
-        return str(folder / EXPORT)
+    if export := finished_export(folder):
+        return str(export)
     kind = "a checkpoint of a run"
     if folder == workdir:
         kind = "the folder of a run that has no export yet"

@@ -39,7 +39,13 @@ from diffcse_jax.models.layers import Params
 from diffcse_jax.models.transformer import Transformer, TransformerConfig
 from diffcse_jax.run_folder.checkpoints import saved_steps
 from diffcse_jax.run_folder.finding import CHECKPOINTS
-from diffcse_jax.training.sharding import packing_of, replicated, shard_batch, shards_of
+from diffcse_jax.training.sharding import (
+    in_precision,
+    packing_of,
+    replicated,
+    shard_batch,
+    shards_of,
+)
 
 if TYPE_CHECKING:
     import grain
@@ -256,7 +262,8 @@ def train_masked_lm_head(
         seed=config.train.seed_of("heads"),
         pad_token_id=encoder.config.pad_token_id,
         shards=shards_of(mesh),
-        packing=packing_of(config, mesh, anchors=True),
+        packing=packing_of(config, mesh),
+        compares_views=False,
     )
     delivered = make_batches(source)
     head, opt_state = jax.jit(initial, out_shardings=replicated(mesh))()
@@ -423,15 +430,16 @@ def make_masked_lm_training(
     """
     options = config.generator
     root = _root_key(config)
-    build_head = partial(MaskedLMHead, sizes)
+    dtype = jnp.dtype(config.precision)
+    build_head = partial(MaskedLMHead, sizes, dtype=dtype)
     modules: dict[str, layers.Build] = {
-        "transformer": partial(Transformer, sizes),
+        "transformer": partial(Transformer, sizes, dtype=dtype),
         "head": build_head,
     }
     definitions = {name: layers.definition(build) for name, build in modules.items()}
     networks = Networks(vocabulary, definitions)
     rate = optax.linear_schedule(options.head_learning_rate, 0.0, max(options.head_steps, 1))
-    optimizer = optax.adamw(rate)
+    optimizer = optax.adamw(rate, weight_decay=1e-4)  # of all parameters, as by Optax's default
 
     def initial() -> tuple[Params, optax.OptState]:
         start = layers.initial(build_head, fold_in_name(root, "initial weights"))
@@ -444,9 +452,9 @@ def make_masked_lm_training(
         batch: Batch,
         key: PRNGKeyArray,
     ) -> tuple[jax.Array, jax.Array]:
-        anchors = batch.anchors
+        rows = batch.rows  # all that DiffCSE edits
         ratio = options.head_mask_ratio
-        masked = mask_tokens(key, anchors, vocabulary=vocabulary, ratio=ratio, style="bert")
+        masked = mask_tokens(key, rows, vocabulary=vocabulary, ratio=ratio, style="bert")
         computation = Computation(networks, head | frozen, devices=mesh.shape["data"])
         states = computation.network("transformer")(masked.rows)[-1]
         head_network = computation.network("head")
@@ -457,7 +465,7 @@ def make_masked_lm_training(
             correct = jnp.argmax(logits, axis=-1) == targets
             return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
-        ids, selected = anchors.input_ids, masked.selected
+        ids, selected = rows.input_ids, masked.selected
         losses, right = computation.gather_positions(at_tokens, selected, states, ids, shares=FEW)
         return mean_where(losses, selected), mean_where(right, selected)
 
@@ -470,7 +478,8 @@ def make_masked_lm_training(
         key = jax.random.fold_in(fold_in_name(root, "train step"), index)
         return loss(head, frozen, batch, key)[0]
 
-    return initial, loss, make_head_step(mean_loss, optimizer)
+    step = make_head_step(in_precision(config.precision, mean_loss), optimizer)
+    return initial, in_precision(config.precision, loss), step
 
 
 def _root_key(config: Config) -> PRNGKeyArray:

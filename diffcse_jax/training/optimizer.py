@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Float
 
 from diffcse_jax.config import OptimConfig
+from diffcse_jax.hosts import log_line
 from diffcse_jax.models.layers import Params
 
 
@@ -52,6 +53,16 @@ def learning_rate_schedule(config: OptimConfig, total_steps: int) -> optax.Sched
     if not config.warmup_steps:
         return decay
     return optax.join_schedules([warmup, decay], [config.warmup_steps])
+
+
+def warn_of_warmup(config: OptimConfig, total_steps: int) -> None:
+    """Say that a run ends before its learning rate has reached its peak."""
+    if config.warmup_steps > total_steps:
+        log_line(
+            f"notice: optim.warmup_steps={config.warmup_steps}, but the run has {total_steps:,} "
+            f"steps. Its learning rate reaches {total_steps / config.warmup_steps:.0%} of "
+            "optim.learning_rate. To reach all of it, lower optim.warmup_steps"
+        )
 
 
 def decays(params: Params) -> dict[str, bool]:

@@ -19,6 +19,7 @@ from diffcse_jax.run_folder.checkpoints import Checkpoints
 from diffcse_jax.run_folder.records import Record
 from diffcse_jax.run_folder.state import TrainState
 from diffcse_jax.training.loop import CompiledShapes, Run, loop
+from diffcse_jax.training.optimizer import warn_of_warmup
 from diffcse_jax.training.selection import select
 from diffcse_jax.training.sharding import by_rules, shard_batch
 from diffcse_jax.training.step import initial_state, make_train_step, root_key
@@ -47,6 +48,7 @@ def train_and_select(run: Run) -> str:
         if step:
             batches.set_state(position)
             log_line(f"resumed at step {step} of {len(run.source)} from {run.workdir}")
+        warn_of_warmup(config.optim, len(run.source))
         train_step = make_train_step(run.built.networks, config, run.optimizer, mesh)
         root = root_key(config)
         with _compiled_meanwhile(run, train_step, state, frozen, root) as compiled:

@@ -11,7 +11,8 @@ unless the configuration splits them over `data` (`mesh.fully_sharded`) or over 
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -114,6 +115,14 @@ def packing_of(
     if config.train.packing != "on":
         return None
     return Packing(chunks, anchors, PACKED.get(mesh.devices.flat[0].platform, max(PACKED.values())))
+
+
+def in_precision(precision: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose products of float32 matrices are in float32, if that is wanted.
+
+    Accelerators multiply them in lower precision by default.
+    """
+    return jax.default_matmul_precision("highest")(function) if precision == "float32" else function
 
 
 def shards_of(mesh: Mesh) -> Shards:

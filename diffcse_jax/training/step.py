@@ -18,7 +18,13 @@ from diffcse_jax.models.forward import Computation, Networks, SharedForward, fol
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.state import TrainState
 from diffcse_jax.training.optimizer import squared_norms
-from diffcse_jax.training.sharding import by_rules, gathered, replicated, split_over_data
+from diffcse_jax.training.sharding import (
+    by_rules,
+    gathered,
+    in_precision,
+    replicated,
+    split_over_data,
+)
 
 # (state, frozen parameters, batch, root key) -> (state, metrics)
 TrainStep = Callable[[TrainState, Params, Batch, PRNGKeyArray], tuple[TrainState, Metrics]]
@@ -107,10 +113,7 @@ def make_train_step(
         state = jax.lax.with_sharding_constraint(state, by_rules(state, mesh, config))
         return state, jax.lax.with_sharding_constraint(metrics, replicated(mesh))
 
-    if config.precision == "float32":
-        # Accelerators multiply float32 matrices in lower precision by default.
-        train_step = jax.default_matmul_precision("highest")(train_step)
-    return jax.jit(train_step, donate_argnums=0)
+    return jax.jit(in_precision(config.precision, train_step), donate_argnums=0)
 
 
 def loss_of_step(

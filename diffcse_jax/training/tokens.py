@@ -84,6 +84,15 @@ def require_room(
         )
 
 
+def length_of(prompt: str, tokenizer: transformers.PreTrainedTokenizerFast) -> int:
+    """Return the number of a prompt's tokens before a text.
+
+    A last space may belong to the first token of the text, as in RoBERTa.
+    """
+    encoded = tokenizer(f"{prompt}a", add_special_tokens=False, return_offsets_mapping=True)
+    return sum(end <= len(prompt) for _, end in encoded["offset_mapping"])
+
+
 def warn_of_languages(
     store: TokenStore,
     tokenizer: transformers.PreTrainedTokenizerFast,

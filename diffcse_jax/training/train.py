@@ -35,6 +35,7 @@ from diffcse_jax.training.sharding import (
     shards_of,
 )
 from diffcse_jax.training.tokens import (
+    length_of,
     open_tokens,
     require_room,
     require_same_text,
@@ -81,7 +82,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
         config, corpus.first_texts, lambda: base.encoder(config), split, tokens
     )
     augmentation = open_augmentation(config.data, tokenizer)
-    prompt_tokens = [len(tokenizer.encode(prompt, add_special_tokens=False)) for prompt in prompts]
+    prompt_tokens = [length_of(prompt, tokenizer) for prompt in prompts]
     store = open_tokens(
         corpus, tokenizer, stored_length(config.data), config.data.cache_dir, prompts=prompts
     )
