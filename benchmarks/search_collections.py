@@ -8,7 +8,7 @@ Their queries and judgements are people's own, and no run trains on them.
 COLLECTIONS contains a folder for each collection in BEIR's form. Each run trains on a collection's
 documents, with the preset `adapt` (`ours`) or with sentence-transformers' recipe for pairs on the
 same texts (`pairs`), from the same starting checkpoint, with the same number of steps, batch size
-and sentence length. `queries` trains the encoder of queries alone, with the preset `adapt_queries`,
+and sentence length. `queries` trains the query encoder alone, with the preset `adapt_queries`,
 from an index of the documents, so that its time is without encoding them.
 `pretrained` first continues the starting checkpoint as a masked LM on the documents (configuration
 `masked_lm`), and then does as `ours`.

@@ -1,4 +1,4 @@
-"""Adapt the encoder of queries to your documents, which keep their embeddings.
+"""Adapt the query encoder to your documents, which keep their embeddings.
 
 Queries that are made of the documents learn how a hybrid search ranks passages.
 

@@ -51,7 +51,7 @@ class Trained:
     """The result of training. Unpacking gives the encoder and the history.
 
     Attributes:
-        encoder: The exported model: the best checkpoint, unless the verdict says otherwise.
+        encoder: The exported model, which the verdict names.
         history: The rows of `metrics.jsonl`, each with its `step`: losses and other metrics of
             logged steps, and dev scores as `dev/NAME`. The row of step 0 has the scores of the
             starting checkpoint as `start/NAME`.

@@ -100,7 +100,7 @@ class SentenceEncoder:
         languages: The languages that the model is for, as its card states them.
         graph: Computes embeddings in place of the parameters.
         queries: Computes the embeddings of queries, if they have an encoder of their own. All else
-            is of the encoder of documents.
+            is of the document encoder.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class SentenceEncoder:
             path_or_id: A run folder (its export or, before the run has finished, its best
                 checkpoint is used), one of its checkpoints, a Hugging Face or sentence-transformers
                 folder, a hub id, perhaps with a revision (`name@revision`), or `minilm`. An export
-                may have an encoder of queries and another one of documents.
+                may have a query encoder and a document encoder.
             pooler: This pooler alone, without the modules that the folder has after its own, as in
                 SimCSE's evaluation. By default the whole folder is applied, which needs a pooler.
             dtype: The precision of the computation, `float32` or `bfloat16`.
@@ -314,7 +314,7 @@ class SentenceEncoder:
     ) -> "SentenceEncoder":
         """Return the encoder of a checkpoint that is in memory, and of what its folder records.
 
-        `queries` is the encoder of queries, if it is another one. Other options are those of
+        `queries` is the query encoder, if it is another one. Other options are those of
         `from_pretrained`.
         """
         graph = None
@@ -511,8 +511,8 @@ class SentenceEncoder:
         if is_unclear and not self._has_warned_of_tasks:
             self._has_warned_of_tasks = True
             warn_user(
-                f"{self.name} has an encoder of queries and another one of documents, and `encode` "
-                "takes the one of documents. Use encode_query for queries and encode_document for "
+                f"{self.name} has a query encoder and a document encoder, and `encode` "
+                "takes the document encoder. Use encode_query for queries and encode_document for "
                 "documents"
             )
 

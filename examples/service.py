@@ -4,6 +4,8 @@ pip install 'diffcse_jax[search]' fastapi uvicorn
 diffcse search --model minilm --input documents/ --output index 'a first query'
 DIFFCSE_INDEX=index uvicorn --app-dir examples --workers 3 service:app
 
+If the index is of another model than MiniLM, name that too: DIFFCSE_MODEL=runs/mine.
+
 Then open http://127.0.0.1:8000/search?query=how+do+I+return+an+item. Each worker loads the encoder
 once, maps the index into memory, and answers several queries at the same time in threads. Uvicorn
 starts workers as new processes. JAX does not work in processes that are forked after it was loaded,

@@ -1,4 +1,4 @@
-"""Models with an encoder of queries and another one of documents."""
+"""Models with a query encoder and a document encoder."""
 
 import json
 import pickle
@@ -84,7 +84,7 @@ def test_sentence_transformers_reads_both_encoders(folders, both):
 
 def test_encode_says_once_which_encoder_it_takes(folders):
     encoder = SentenceEncoder.from_pretrained(folders / "both")
-    with pytest.warns(UserWarning, match="`encode` takes the one of documents") as warnings:
+    with pytest.warns(UserWarning, match="`encode` takes the document encoder") as warnings:
         first = encoder.encode(TEXTS)
     np.testing.assert_array_equal(
         first, encoder.encode(TEXTS)

@@ -1,4 +1,4 @@
-"""Training the encoder of queries alone."""
+"""Training the query encoder alone."""
 
 import jax
 import jax.numpy as jnp

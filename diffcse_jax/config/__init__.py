@@ -256,7 +256,7 @@ class Config:
 
     @property
     def trains_queries(self) -> bool:
-        """True if the encoder of queries is trained, and documents keep their embeddings."""
+        """True if the query encoder is trained, and documents keep their embeddings."""
         return self.needs("ranked")
 
     @property

@@ -25,7 +25,7 @@ class Encoder(Protocol):
 
     @property
     def queries(self) -> "Encoder | None":
-        """The encoder of queries, if they have another one than documents."""
+        """The query encoder, if they have another one than documents."""
 
     def encode(
         self, sentences: Sequence[str], *, batch_size: int = 64, prompt: str | None = None
@@ -46,7 +46,7 @@ class CachedEncoder:
     Args:
         encoder: The encoder.
         known: Where embeddings are kept, if several encoders share them. They must encode
-            documents alike, and may have different encoders of queries.
+            documents alike, and may have different query encoders.
     """
 
     def __init__(self, encoder: Encoder, known: Known | None = None):
@@ -92,7 +92,7 @@ def encode_pairs(
     """Return the embeddings of queries and of targets, as the encoder makes each.
 
     `symmetric` says that both are texts of one kind, such as the halves of sentences. They have one
-    prompt, and the encoder of documents.
+    prompt, and the document encoder.
     """
     prompts = encoder.prompts
     if symmetric or (encoder.queries is None and prompts.query == prompts.document):

@@ -27,7 +27,9 @@ AVERAGE = "average"  # the dev score that chooses the checkpoint: the mean of th
 class LabelledTask:
     """A labelled task: its files, its head and its loss."""
 
-    file: str = option("", "training rows: csv, tsv or jsonl (also .gz, .xz) with named columns")
+    file: str = option(
+        "", "training rows: a table with named columns (csv, tsv, json, jsonl, Parquet or Arrow)"
+    )
     dev_file: str = option("", "dev rows; empty: the share dev_share of `file`")
     dev_share: float = option(
         0.1, "share of `file` used as dev rows, chosen by a hash of the text", low=0.0, high=0.5

@@ -116,7 +116,7 @@ class Loss(abc.ABC):
         - `labels`: the labels of the examples of one task, `batch.labels`, which only `diffcse
           finetune` provides;
         - `ranked`: passages that a teacher ranks, `batch.ranked`. Then the examples are queries
-          made of documents, and only the encoder of queries is trained.
+          made of documents, and only the query encoder is trained.
         """
         return frozenset({"vectors"})
 

@@ -180,7 +180,7 @@ class QueryDistillation(Loss):
     weight: float = option(
         0.0,
         "weight of the passages' ranking by a hybrid search with the starting checkpoint; above 0, "
-        "only the encoder of queries is trained, and documents keep their embeddings",
+        "only the query encoder is trained, and documents keep their embeddings",
         low=0.0,
     )
     bm25: float = option(0.2, "weight of BM25 in the ranking to learn from", low=0.0, high=1.0)

@@ -1,4 +1,4 @@
-"""Folders with an encoder of queries and another one of documents: sentence-transformers' Router.
+"""Folders with a query encoder and a document encoder: sentence-transformers' Router.
 
 The folders `query` and `document` are whole sentence-transformers folders. `router_config.json`,
 next to them, lists the modules of both. Releases 5 and 6 of sentence-transformers read this layout.
@@ -49,7 +49,7 @@ def require_single(root: Path) -> None:
     """Raise `CheckpointError` if a folder has two encoders where one is needed."""
     if find_routes(root):
         raise CheckpointError(
-            f"{root} has an encoder of queries and another one of documents. Name one of them: "
+            f"{root} has a query encoder and a document encoder. Name one of them: "
             f"{root / QUERY} or {root / DOCUMENT}"
         )
 

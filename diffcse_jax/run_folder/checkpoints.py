@@ -425,7 +425,7 @@ class SavedEncoder(Record):
     # The starting checkpoint's folder, the trained weights and, as pooler, the kept projector.
     checkpoint: Pretrained
     selection: Selection  # without a verdict before training is finished
-    # Of a run that trains queries alone: the encoder of documents. Then `checkpoint` is of queries.
+    # Of a run that trains queries alone: the document encoder. Then `checkpoint` is of queries.
     documents: Pretrained | None = None
     prompts: Prompts = NO_PROMPTS
     baseline: Record | None = None  # the starting checkpoint's
@@ -456,7 +456,7 @@ class SavedEncoder(Record):
 
     @property
     def recorded_of_documents(self) -> RecordedPooler:
-        """What the folder of the encoder of documents would record."""
+        """What the folder of the document encoder would record."""
         assert self.documents is not None
         of_documents = self.documents
         head = of_documents.pooler if self.pooler == "cls" else None

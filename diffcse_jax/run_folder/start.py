@@ -324,7 +324,7 @@ def _write_encoder(
         tokenizer.save_pretrained(folder)
         base = describe_base_model(config.model.name_or_path, encoder.root, encoder.hf_config)
         io.write_json(folder / _BASE_MODEL, dataclasses.asdict(base))
-        # An encoder of documents stays as it is.
+        # A document encoder stays as it is.
         trained_length = 0 if config.trains_queries else config.data.max_length
         length = max_length_of(encoder.folder, encoder.config.max_length, trained_length)
         text_settings(encoder.folder)._replace(max_length=length).write(folder)

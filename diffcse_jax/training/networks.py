@@ -378,7 +378,7 @@ def load_teachers(
                 raise CheckpointError(f"{key}, {loss_name}.poolers: {error}") from error
             if encoder.queries is not None:
                 raise CheckpointError(
-                    f"{key}: {name!r} has an encoder of queries and another one of documents. Name "
+                    f"{key}: {name!r} has a query encoder and a document encoder. Name "
                     "a model with one encoder"
                 )
             sizes = encoder.config

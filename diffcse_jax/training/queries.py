@@ -1,7 +1,7 @@
-"""Train the encoder of queries alone, so that documents keep their embeddings.
+"""Train the query encoder alone, so that documents keep their embeddings.
 
 The teacher is a hybrid search with the starting checkpoint in all passages of the text. It ranks
-them for queries that are made of the training documents' passages, and the encoder of queries
+them for queries that are made of the training documents' passages, and the query encoder
 learns these rankings. The passages are those of an index that the text names, or of one that the
 run makes and keeps (`WORKDIR/passages`).
 """
@@ -72,7 +72,7 @@ Vectors = Float32[np.ndarray, "queries dimension"]
 
 
 def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
-    """Train the encoder of queries until `train.steps`, and resume if stopped.
+    """Train the query encoder until `train.steps`, and resume if stopped.
 
     Returns:
         How the selected model compares with the starting checkpoint, as text.
@@ -144,7 +144,7 @@ def _check(config: Config) -> None:
     """Refuse settings that this training does not support."""
     if others := [f"{name}.weight" for name in config.losses if name != "query_distillation"]:
         raise ConfigError(
-            "query_distillation trains the encoder of queries, and other losses train an encoder "
+            "query_distillation trains the query encoder, and other losses train an encoder "
             f"of all texts. Set {' and '.join(others)} to 0"
         )
     if not config.data.held_out or config.data.pairs != "dropout":
@@ -167,7 +167,7 @@ def _check(config: Config) -> None:
     for key, names in {"eval.metric": (options.metric,), "eval.hold": options.hold}.items():
         if others := [name for name in names if name in blind]:
             raise ConfigError(
-                f"{key}={others[0]}: query_distillation trains the encoder of queries, which this "
+                f"{key}={others[0]}: query_distillation trains the query encoder, which this "
                 "metric does not use. Use mixed_retrieval or lead_retrieval"
             )
     if options.max_drop:

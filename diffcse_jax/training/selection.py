@@ -2,7 +2,7 @@
 
 The candidate is the best checkpoint or, with `eval.interpolate`, a mixture of it and the starting
 checkpoint. With `eval.keep_start`, the starting checkpoint is exported if the candidate is not
-better, may be better by chance, or breaks a limit. For an encoder of queries, a comparison with
+better, may be better by chance, or breaks a limit. For a query encoder, a comparison with
 BM25 replaces the question of chance.
 """
 
@@ -56,7 +56,7 @@ class Evidence(NamedTuple):
     best: float | None = None  # the score of the best checkpoint, if it is not a candidate
     # The score of the start with the pooler that the run trains, if that is not its own.
     start_with_pooler: float | None = None
-    # Whether BM25 finds enough to teach an encoder of queries: alone, it is not clearly worse than
+    # Whether BM25 finds enough to teach a query encoder: alone, it is not clearly worse than
     # the start alone. None if another encoder is trained, or if too few documents tell.
     words_teach: bool | None = None
 
@@ -133,7 +133,7 @@ def decide(
         candidate: The best model of the run, with its score of the queries that judge.
         evidence: What is known about its gain.
         keep_start: Export the starting checkpoint unless the candidate is clearly better. An
-            encoder of queries is exported if it is better and BM25 has something to teach
+            query encoder is exported if it is better and BM25 has something to teach
             (docs/records/search.md); if that is unknown, it must be clearly better, too.
         compared: Ways to search, if they were compared.
     """

@@ -54,7 +54,7 @@ def prepared(tmp_path_factory, minilm_dir) -> Workspace:
     adapted = str(folder / "runs/mine/export")  # records its pooler, as MiniLM does
     renamed = {
         "--model minilm": f"--model {adapted}", '"minilm"': f'"{adapted}"', "--against minilm": f"--against {adapted}",
-        "TEACHER": adapted, "--input docstrings": "--input my_documents/", "checkpoints/250": "checkpoints/2",
+        "TEACHER": adapted, "--input docstrings": "--input my_documents/", "checkpoints/10": "checkpoints/2",
         "--truncate_dim 128": "--truncate_dim 8", "--blocks 3": "--blocks 1",
         "--config.model.name_or_path=xlm-roberta-base": "", "intfloat/e5-small-v2": adapted,
     }  # fmt: skip

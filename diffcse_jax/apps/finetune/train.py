@@ -156,7 +156,7 @@ def open_start_or_run(config: Config, mesh: Mesh) -> tuple[Config, StartingCheck
     saved = read_encoder(path)
     if saved.documents is not None:
         raise ConfigError(
-            f"{path} has an encoder of queries and another one of documents. Name one of them: "
+            f"{path} has a query encoder and a document encoder. Name one of them: "
             f"{path}/export/query or {path}/export/document"
         )
     return networks.prepare_start(config, mesh, saved.checkpoint, saved.recorded)
