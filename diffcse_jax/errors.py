@@ -40,10 +40,6 @@ class NotDownloadedError(DataError):
     """A data set that cannot be downloaded now."""
 
 
-class NoSentencesError(DataError):
-    """A text file that contains no sentence."""
-
-
 class CheckpointError(UserError):
     """A pretrained checkpoint, run folder or export that cannot be read or written."""
 

@@ -13,7 +13,7 @@ from diffcse_jax.config import Config, flat, shipped_config
 from diffcse_jax.data.queries import make_query, word_frequencies
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.documents.sentences import words
-from diffcse_jax.errors import ConfigError, Interrupted, NoSentencesError
+from diffcse_jax.errors import ConfigError, DataError, Interrupted
 from diffcse_jax.losses.ranking import kl_divergence
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler, write
@@ -158,7 +158,7 @@ def test_text_without_documents_is_refused(tmp_path):
     (tmp_path / "text.txt").write_text("\n\n")
     values = flat(shipped_config("adapt_queries").to_dict())
     values["data.train_file"] = str(tmp_path / "text.txt")
-    with pytest.raises(NoSentencesError, match=r"text\.txt: no usable text"):
+    with pytest.raises(DataError, match=r"text\.txt: no usable text"):
         queries._divided(open_split(Config.from_dict(values).data))
 
 

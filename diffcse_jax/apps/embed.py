@@ -40,7 +40,6 @@ from diffcse_jax.errors import (
     DataError,
     Interrupted,
     InUseError,
-    NoSentencesError,
     counted,
     warn_user,
 )
@@ -186,7 +185,7 @@ def embed(options: EmbedOptions) -> None:
     _require_folder(output)
     for path in [*options.inputs, *paths]:
         require_outside(output, expand_path(path))
-    mine = {path: _open(path, options) for path in paths[process::count]}
+    mine = {path: open_text(path, options) for path in paths[process::count]}
     encoder = load_encoder(options)
     settings = _settings(options, encoder)
     _check_settings(output, settings)
@@ -270,13 +269,6 @@ def _require_folder(output: Path) -> None:
     """Raise `ConfigError` if the folder of embeddings is something else."""
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output {output} is not a folder. Name a folder")
-
-
-def _open(path: str, options: EmbedOptions) -> Documents:
-    try:
-        return open_text(path, options)
-    except NoSentencesError:  # not an error here; reading it will say so
-        return Documents(path, lambda ledger: iter(()), lambda: "")
 
 
 def _note_others(output: Path, paths: Sequence[str]) -> None:

@@ -86,7 +86,7 @@ class DataConfig:
 
     train_file: str = option(
         "wiki1m",
-        "training text: a txt, csv, tsv, jsonl, json (all also compressed), Parquet or Arrow file; a "
+        "training text: a txt, csv, tsv, jsonl, json (or compressed), Parquet or Arrow file; a "
         "folder, or a pattern such as `shards/*.txt.gz`, of files of one kind; a folder of "
         "`datasets.save_to_disk` or of ArrayRecord shards; for documents also markdown, html, rst, "
         "pdf and office files, of several kinds; `wiki1m` (Wikipedia sentences of the hub) or "

@@ -31,7 +31,7 @@ from diffcse_jax.documents.tables.layout import texts_of_row
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import SAMPLE_ROWS, listed
 from diffcse_jax.documents.text.lines import LineBlock, read_blocks
-from diffcse_jax.errors import DataError, NoSentencesError, counted
+from diffcse_jax.errors import DataError, counted
 
 OPTION = "data.train_file"
 GIVEN = "given_to_train"  # the cache folder of text that was given in memory (`given.py`)
@@ -194,7 +194,7 @@ class _Columns:
 def _corpus_of_tables(opened: Opened, data: DataConfig) -> Corpus:
     """Return the rows of tables."""
     if not opened.tables:
-        raise NoSentencesError(f"{opened.source.name}: no row with a column was found")
+        raise DataError(f"{opened.source.name}: no row with a column was found")
     columns = _columns(opened.source.name, opened.tables, data.columns)
     for table in opened.tables:
         table.require(columns.read, "data.columns")

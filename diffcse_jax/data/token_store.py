@@ -31,7 +31,6 @@ from diffcse_jax.documents.ledger import NOWHERE, Ledger, Place
 from diffcse_jax.errors import (
     CheckpointError,
     DataError,
-    NoSentencesError,
     printable_message,
 )
 from diffcse_jax.models.tokenizer import cutting_tokenizer, largest_token, tokenise
@@ -86,7 +85,7 @@ class Corpus:
         """Return the usable rows, in their order. The first ones are read at once.
 
         Raises:
-            NoSentencesError: No row is usable.
+            DataError: No row is usable.
             DataError: The source cannot be read, or `strict` is set and a text cannot be used.
         """
         ledger = self.new_ledger() if ledger is None else ledger
@@ -94,7 +93,7 @@ class Corpus:
         for first in rows:
             return itertools.chain([first], rows)
         details = f" ({summary})" if (summary := ledger.summary()) else ""
-        raise NoSentencesError(f"{self.name}: no usable text{details}")
+        raise DataError(f"{self.name}: no usable text{details}")
 
     def first_texts(self) -> Iterator[str]:
         """Yield the text of the first column of each row."""

@@ -11,10 +11,10 @@ from diffcse_jax.documents.open import open_pairs
 from diffcse_jax.documents.tables.names import is_grade
 from diffcse_jax.documents.tables.table import Table
 from diffcse_jax.documents.tables.values import listed, number_of, text_of
+from diffcse_jax.documents.text.lines import lines_with_text
 from diffcse_jax.errors import DataError
 from diffcse_jax.evaluation.senteval_data import single_spaced
 from diffcse_jax.evaluation.sts import ScoredPairs
-from diffcse_jax.evaluation.user_files import lines_with_text
 from diffcse_jax.hosts import report
 
 ADVICE = (

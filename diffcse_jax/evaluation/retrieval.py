@@ -21,6 +21,7 @@ from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.documents.open import open_pairs
 from diffcse_jax.documents.sentences import canonical
 from diffcse_jax.documents.tables.table import Table
+from diffcse_jax.documents.text.lines import lines_with_text
 from diffcse_jax.errors import DataError, printable, require_extra
 from diffcse_jax.evaluation import (
     Embeddings,
@@ -35,7 +36,6 @@ from diffcse_jax.evaluation.search_collections import Collection, read_collectio
 from diffcse_jax.evaluation.senteval_data import numbered_lines
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
 from diffcse_jax.evaluation.trec_runs import Ranking, best_first, read_ranking, run_file, write_run
-from diffcse_jax.evaluation.user_files import lines_with_text
 from diffcse_jax.hosts import report
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize

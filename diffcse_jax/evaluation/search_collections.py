@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from diffcse_jax.documents.ids import as_id
 from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.documents.text.encodings import encodable
+from diffcse_jax.documents.text.lines import lines_with_text
 from diffcse_jax.errors import DataError
-from diffcse_jax.evaluation.user_files import lines_with_text
 from diffcse_jax.hosts import log_line, report
 
 COLLECTION = "retrieval"  # the kind of the task `retrieval:FOLDER`

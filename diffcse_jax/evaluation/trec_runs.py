@@ -14,10 +14,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from diffcse_jax.documents.ledger import Ledger, Place
+from diffcse_jax.documents.text.lines import lines_with_text
 from diffcse_jax.errors import ConfigError, DataError
 from diffcse_jax.evaluation import EvaluationSettings
 from diffcse_jax.evaluation.search_collections import COLLECTION, Collection
-from diffcse_jax.evaluation.user_files import lines_with_text
 from diffcse_jax.hosts import report
 from diffcse_jax.io import disk_errors, expand_path, json_digest, write_text
 

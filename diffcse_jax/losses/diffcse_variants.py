@@ -31,6 +31,7 @@ from diffcse_jax.losses.diffcse import (
     generate,
     replace,
 )
+from diffcse_jax.losses.masked_lm import score_tokens
 from diffcse_jax.models.forward import (
     FEW,
     MOST,
@@ -240,15 +241,12 @@ def predict_masked_tokens(
     head = computation.network("discriminator_lm_head")
     word_embeddings = computation.params["discriminator.embeddings.word.embedding"]
 
-    def at_token(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = head(states, word_embeddings)
-        correct = jnp.argmax(logits, axis=-1) == targets
-        return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
+    at_tokens = partial(score_tokens, head, word_embeddings)
 
     def at_rows(
         states: jax.Array, selected: jax.Array, targets: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        return computation.gather_positions(at_token, selected, states, targets, shares=FEW)
+        return computation.gather_positions(at_tokens, selected, states, targets, shares=FEW)
 
     losses, correct = discriminate(
         forward, rows, at_rows, selected, original, condition=options.condition, key=key

@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from diffcse_jax.batch import Batch
 from diffcse_jax.errors import ConfigError
@@ -17,6 +17,21 @@ from diffcse_jax.models.forward import FEW, Computation, SharedForward, mean_whe
 from diffcse_jax.models.heads import MaskedLMHead, ReconstructionHead, reconstruction_start
 from diffcse_jax.models.layers import Network
 from diffcse_jax.options import option
+
+
+def score_tokens(
+    head: MaskedLMHead,
+    word_embeddings: Float[Array, "vocab size"] | None,
+    hidden_states: Float[Array, "tokens hidden"],
+    targets: Int[Array, " tokens"],
+) -> tuple[Float[Array, " tokens"], Bool[Array, " tokens"]]:
+    """Return the cross-entropy of each target, and whether the head finds it the likeliest token.
+
+    This is what `Computation.gather_positions` applies to masked positions.
+    """
+    logits = head(hidden_states, word_embeddings)
+    correct = jnp.argmax(logits, axis=-1) == targets
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +89,7 @@ class AuxiliaryMaskedLM(Loss):
             computation.params["encoder.embeddings.word.embedding"] if self.tied else None
         )
 
-        def at_tokens(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-            logits = head(states, word_embeddings)
-            correct = jnp.argmax(logits, axis=-1) == targets
-            return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
+        at_tokens = partial(score_tokens, head, word_embeddings)
 
         def at_rows(
             masked: Masked, keys: jax.Array, targets: jax.Array

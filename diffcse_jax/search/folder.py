@@ -34,10 +34,9 @@ from diffcse_jax.io import (
     lock,
     read_json_object,
     remove,
-    sha256,
     sync,
     why_unreadable,
-    write_json,
+    write_sealed,
 )
 from diffcse_jax.search.contents import (
     DOCUMENTS,
@@ -182,11 +181,8 @@ class Writer:
         files = [path for each in paths for path in (each.iterdir() if each.is_dir() else [each])]
         for path in (*files, *filter(Path.is_dir, paths), self.folder):
             sync(path)
-        digests = {
-            path.relative_to(self.folder).as_posix(): sha256([path]) for path in sorted(files)
-        }
-        content = {"format": INDEX_FORMAT, "number": save_id, **manifest, "files": digests}
-        write_json(self.folder / MANIFEST, content | {"sha256": json_digest(content)})
+        content = {"format": INDEX_FORMAT, "number": save_id, **manifest}
+        write_sealed(self.folder / MANIFEST, content, files)
         sync(self.folder)
 
     def _saved_id(self) -> str:

@@ -31,6 +31,7 @@ from diffcse_jax.errors import ConfigError, Interrupted, counted
 from diffcse_jax.hosts import Progress, duration, log_line, stop_requested
 from diffcse_jax.io import disk_errors, read_sealed, write_sealed, write_tensors
 from diffcse_jax.losses.diffcse import mask_tokens
+from diffcse_jax.losses.masked_lm import score_tokens
 from diffcse_jax.models import layers
 from diffcse_jax.models.forward import FEW, Computation, Networks, fold_in_name, mean_where
 from diffcse_jax.models.heads import MaskedLMHead
@@ -457,14 +458,8 @@ def make_masked_lm_training(
         masked = mask_tokens(key, rows, vocabulary=vocabulary, ratio=ratio, style="bert")
         computation = Computation(networks, head | frozen, devices=mesh.shape["data"])
         states = computation.network("transformer")(masked.rows)[-1]
-        head_network = computation.network("head")
-        word_embeddings = frozen["transformer.embeddings.word.embedding"]
-
-        def at_tokens(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-            logits = head_network(states, word_embeddings)
-            correct = jnp.argmax(logits, axis=-1) == targets
-            return optax.softmax_cross_entropy_with_integer_labels(logits, targets), correct
-
+        words = frozen["transformer.embeddings.word.embedding"]
+        at_tokens = partial(score_tokens, computation.network("head"), words)
         ids, selected = rows.input_ids, masked.selected
         losses, right = computation.gather_positions(at_tokens, selected, states, ids, shares=FEW)
         return mean_where(losses, selected), mean_where(right, selected)

@@ -33,7 +33,7 @@ from diffcse_jax.data.split import Split
 from diffcse_jax.documents.document import Document, Documents, Section
 from diffcse_jax.documents.ledger import Ledger
 from diffcse_jax.encoder import SentenceEncoder
-from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, UserError, counted
+from diffcse_jax.errors import ConfigError, DataError, UserError, counted
 from diffcse_jax.evaluation import Encoder
 from diffcse_jax.evaluation.dev import build_dev_evaluation
 from diffcse_jax.evaluation.dev_texts import STS_METRICS
@@ -241,7 +241,7 @@ def _divided(split: Split) -> tuple[Sequence[bool], Sequence[Document]]:
     """Return which documents are held out, and all documents. Print what was read."""
     divided = [*split.all()]
     if not divided:
-        raise NoSentencesError(f"{split.name}: no usable text ({split.ledger.summary()})")
+        raise DataError(f"{split.name}: no usable text ({split.ledger.summary()})")
     report(split.ledger)
     is_held_out, documents = zip(*divided, strict=True)
     return is_held_out, documents

@@ -19,7 +19,7 @@ from diffcse_jax.documents.ledger import Ledger, Place
 from diffcse_jax.documents.tables.formats import open_table
 from diffcse_jax.documents.tables.layout import texts_of_row
 from diffcse_jax.documents.tables.values import listed
-from diffcse_jax.errors import ConfigError, DataError, NoSentencesError, counted
+from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.hosts import log_line, report
 from diffcse_jax.losses.finetune import LabelledTask
 
@@ -161,7 +161,7 @@ def _read(
             )
         )
     if not rows:
-        raise NoSentencesError(f"{source}: no usable row ({ledger.summary()})")
+        raise DataError(f"{source}: no usable row ({ledger.summary()})")
     report(ledger)
     return rows
 

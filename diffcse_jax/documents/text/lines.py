@@ -27,6 +27,8 @@ from diffcse_jax.documents.text.encodings import BLOCK, Bytes, Decoder, decoded
 from diffcse_jax.errors import DataError
 from diffcse_jax.io import why_unreadable
 
+LONGEST_OWN = 1 << 24  # characters of a line of a file that a user wrote: a whole book
+
 # Files
 
 
@@ -171,6 +173,16 @@ def read_lines(
     """Yield all lines of a file with their numbers; see `lines_of`."""
     with open_bytes(path) as file:
         yield from lines_of(file, name, ledger, longest=longest, keep_ends=keep_ends)
+
+
+def lines_with_text(path: Path, ledger: Ledger) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file of the user's own that are not blank, with their numbers from 1.
+
+    An odd line is read with a change or left out, and the ledger counts it.
+    """
+    for number, line in read_lines(path, str(path), ledger, longest=LONGEST_OWN):
+        if line.strip():
+            yield number, line
 
 
 def lines_of(
