@@ -137,18 +137,19 @@ def _head_step(request: Request, encoder: Pretrained, mesh: Mesh) -> Lowered:
     initial, _, step = make_masked_lm_training(config, encoder.config, _vocabulary(encoder), mesh)
     params, opt_state = jax.eval_shape(initial)
     everywhere = replicated(mesh)
-    params, opt_state, frozen, index = (
+    params, opt_state, frozen, key, index = (
         jax.tree.map(lambda array: _abstract(array, everywhere), tree)
         for tree in (
             params,
             opt_state,
             layers.prefixed(encoder.transformer, "transformer"),
+            jax.eval_shape(lambda: root_key(config)),
             jax.ShapeDtypeStruct((), jnp.int32),
         )
     )
     views = _views(request, mesh, 1)
     return Lowered(
-        lambda: step.lower(params, opt_state, frozen, views, index),
+        lambda: step.lower(params, opt_state, frozen, views, key, index),
         params,
         request.batch_size,
         config.data.max_length,

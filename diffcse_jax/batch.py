@@ -42,21 +42,28 @@ class TokenRows(NamedTuple):
     """Sentences, one per row."""
 
     input_ids: Any  # (rows, length) int32
-    attention_mask: Any  # (rows, length) int32: 1 for real tokens, 0 for padding
+    attention_mask: Any  # (rows, length) int32: 1 for real tokens, which come first, 0 for padding
     layout: PackedLayout | None = None  # None: padding is computed as well
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any]) -> "TokenRows":
         """Return the rows of a tokenizer's output.
 
-        Raise ConfigError for other token types than 0, such as those of pairs of texts.
+        Raise ConfigError for other token types than 0, such as those of pairs of texts, and for
+        padding before a text.
         """
         if np.any(inputs.get("token_type_ids", 0)):
             raise ConfigError(
                 "token_type_ids: networks add token type 0 everywhere, and these are others. "
                 "Tokenise single texts, not pairs"
             )
-        return cls(jnp.asarray(inputs["input_ids"]), jnp.asarray(inputs["attention_mask"]))
+        mask = np.asarray(inputs["attention_mask"])
+        if (mask[:, 1:] > mask[:, :-1]).any():
+            raise ConfigError(
+                "attention_mask: padding stands before a text, and networks count positions from "
+                "the first column. Set tokenizer.padding_side='right'"
+            )
+        return cls(jnp.asarray(inputs["input_ids"]), jnp.asarray(mask))
 
     def padded(self) -> "TokenRows":
         """Return the same rows without their layout, so that padding is computed."""
@@ -101,7 +108,7 @@ class Batch(NamedTuple):
     ranked: Ranked | None = None
 
     @property
-    def per_example(self) -> int:
+    def num_views(self) -> int:
         """The number of views: 2, plus one per column of hard negatives. Queries have 1."""
         return self.input_ids.shape[1]
 
@@ -109,7 +116,7 @@ class Batch(NamedTuple):
     def rows(self) -> TokenRows:
         """All views as rows.
 
-        Row = example * count + view, so the rows of an example are on one device.
+        Row = example * num_views + view, so the rows of an example are on one device.
         """
         ids, mask = (
             values.reshape(-1, values.shape[-1]) for values in (self.input_ids, self.attention_mask)
@@ -118,8 +125,8 @@ class Batch(NamedTuple):
 
     def by_view(self, values: Any) -> tuple[Any, ...]:
         """Split values of all rows, shape (rows, ...), into those of each view."""
-        of_examples = values.reshape(-1, self.per_example, *values.shape[1:])
-        return tuple(of_examples[:, view] for view in range(self.per_example))
+        of_examples = values.reshape(-1, self.num_views, *values.shape[1:])
+        return tuple(of_examples[:, view] for view in range(self.num_views))
 
     @property
     def anchors(self) -> TokenRows:
@@ -195,21 +202,24 @@ def unpack(states: Tokens, rows: TokenRows) -> Float[Array, "rows length hidden"
     return states.reshape(*rows.input_ids.shape, states.shape[-1])
 
 
-def token_keys(
-    keys: Key[Array, " rows"], rows: TokenRows, positions: int | None = None
-) -> Key[Array, "*tokens"]:
-    """Return a key for each token.
+def position_keys(keys: Key[Array, " rows"], positions: int) -> Key[Array, "rows positions"]:
+    """Return a key for each of the first positions of each row."""
+    numbers = jnp.arange(positions)
+    return jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, numbers))(keys)
 
-    It depends on the row's key and the position, so it is the same in every layout. With
-    `positions`, return the keys of the first positions, as rows.
-    """
-    if rows.layout is None or positions is not None:
-        numbers = jnp.arange(rows.input_ids.shape[1] if positions is None else positions)
-        by_row = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, numbers))(keys)
-        return by_row.reshape(-1) if positions is None else by_row
+
+def token_keys(keys: Key[Array, " rows"], rows: TokenRows) -> Key[Array, " tokens"]:
+    """Return the key of `position_keys` for each token, which is the same in every layout."""
     length = rows.input_ids.shape[1]
+    if rows.layout is None:
+        return position_keys(keys, length).reshape(-1)
     where = rows.layout.positions
-    of_rows = jax.vmap(lambda keys, rows: keys[rows])(keys.reshape(len(where), -1), where // length)
+
+    # Unused slots lie beyond the last row. They get its key, which nothing reads.
+    def gather(keys: jax.Array, numbers: jax.Array) -> jax.Array:
+        return keys.at[numbers].get(mode="clip")
+
+    of_rows = jax.vmap(gather)(keys.reshape(len(where), -1), where // length)
     return jax.vmap(jax.random.fold_in)(of_rows.reshape(-1), where.reshape(-1) % length)
 
 

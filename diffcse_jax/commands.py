@@ -166,7 +166,7 @@ class InitOptions(Options):
     vocabulary_size: int | None = option(
         None, f"tokens of the new vocabulary (default: {VOCABULARY_SIZE})", metavar="N", low=1
     )
-    seed: int = option(42, "seed of the random weights", low=0, high=2**63 - 1)
+    seed: int = option(42, "seed of the random weights", low=0, high=2**32 - 1)
     output: Path = option(REQUIRED, "the folder to write", metavar="DIR")
 
 

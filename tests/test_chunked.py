@@ -113,7 +113,9 @@ def evaluate(
     batch = random_batch(size=BATCH_SIZE, columns=columns)
     following = random_batch(size=BATCH_SIZE, seed=1) if config.needs("next_sentence") else None
     options = {"packed": packed, "devices": devices, "chunks": config.train.chunks}
-    views = views_of(batch, **options, following=following, compares_views=config.needs("vectors"))
+    views = views_of(
+        batch, **options, following=following, compares_views=config.needs("embeddings")
+    )
     if config.finetune.tasks:
         views = views._replace(labels={"pair": np.arange(BATCH_SIZE, dtype=np.float32)})
     views = shard_batch(views, mesh)

@@ -175,3 +175,5 @@ def test_our_side_of_the_tasks_of_flax_runs_and_agrees_with_pytorch(minilm_dir):
     pair = transformers.AutoTokenizer.from_pretrained(minilm_dir)("a", "b", return_tensors="np")
     with pytest.raises(ConfigError, match="Tokenise single texts, not pairs"):
         TokenRows.of(pair)
+    with pytest.raises(ConfigError, match="padding stands before a text"):
+        TokenRows.of({"input_ids": np.array([[0, 5]]), "attention_mask": np.array([[0, 1]])})

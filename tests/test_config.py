@@ -158,8 +158,9 @@ def test_values_outside_the_choices_or_the_bounds_are_refused():
                 legal = Config.from_dict(COMPANIONS.get(key, {}) | {key: of_type(bound)})
                 assert flat(legal.to_dict())[key] == of_type(bound)
                 assert Config.from_dict(json.loads(json.dumps(legal.to_dict()))) == legal
+                beyond = bound + (step if isinstance(bound, float) else round(step) or 1)
                 with pytest.raises(ConfigError, match=f"^{key}: .* is {word} {bound}$"):
-                    Config.from_dict({key: of_type(bound + step)})
+                    Config.from_dict({key: of_type(beyond)})
 
 
 NO_DROPOUT = {"model.hidden_dropout": (0.0,), "model.attention_dropout": (0.0,) * 12}

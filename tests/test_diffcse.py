@@ -97,7 +97,7 @@ def test_tokens_that_differ_are_labelled(ids, tokens, filled, lengths):
     edited = label(jnp.array(tokens), rows, jnp.array(filled))
     expected = np.where(real, np.where(filled, tokens, ids), PAD)
     np.testing.assert_array_equal(edited.rows.input_ids, expected)
-    np.testing.assert_array_equal(edited.replaced, (expected != ids) & real)
+    np.testing.assert_array_equal(edited.labels, (expected != ids) & real)
 
 
 def edited_by(logits: np.ndarray, rows: TokenRows, generator: dict, **difference):
@@ -247,7 +247,7 @@ def test_the_generator_spares_position_0_and_padding(edit, positions, expected):
     rows = TokenRows(jnp.array([[CLS, 10, 11, SEP, PAD]]), jnp.array([[1, 1, 1, 1, 0]]))
     edited = edited_by(always_20, rows, {"positions": positions}, **options)
     np.testing.assert_array_equal(edited.rows.input_ids, [expected])
-    np.testing.assert_array_equal(edited.replaced, edited.rows.input_ids == 20)
+    np.testing.assert_array_equal(edited.labels, edited.rows.input_ids == 20)
 
 
 def test_the_generator_makes_second_views():

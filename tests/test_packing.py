@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_transformer import random_params, sizes
 
-from diffcse_jax.batch import TokenRows, in_blocks, lay_out, pack, pack_ids, token_keys, unpack
+from diffcse_jax.batch import (
+    TokenRows,
+    in_blocks,
+    lay_out,
+    pack,
+    pack_ids,
+    position_keys,
+    token_keys,
+    unpack,
+)
 from diffcse_jax.models import layers
 from diffcse_jax.models.forward import row_keys
 from diffcse_jax.models.transformer import Transformer
@@ -91,7 +100,7 @@ def test_a_tokens_key_is_the_same_in_every_layout():
     for block in range(2):
         expected = padded.reshape(2, 40, -1)[block][positions[block][used[block]]]
         np.testing.assert_array_equal(packed.reshape(2, 39, -1)[block][used[block]], expected)
-    first = jax.random.key_data(token_keys(keys, rows_with(2), positions=3))
+    first = jax.random.key_data(position_keys(keys, 3))
     np.testing.assert_array_equal(first, padded.reshape(8, 10, -1)[:, :3])
 
 

@@ -75,6 +75,12 @@ def test_a_pooler_follows_its_definition_without_padding(pooler):
     assert np.isfinite(pooled(STATES, np.zeros_like(MASK), pooler)).all()
 
 
+@pytest.mark.parametrize("pooler", ["avg", "weightedmean"])
+def test_tokens_are_counted_exactly_in_bfloat16(pooler):
+    states = jnp.ones((1, 301, 4), jnp.bfloat16)  # which cannot count to 301
+    assert pool((states,), jnp.ones((1, 301), jnp.int32), pooler) == pytest.approx(1.0, abs=1e-6)
+
+
 def test_sentence_vectors_are_those_of_the_authors_code():
     inputs, expected = (np.load(REFERENCES[-1] / f"{name}.npz") for name in ("inputs", "outputs"))
     ids, mask = (

@@ -166,15 +166,15 @@ def test_a_case_has_the_losses_gradients_and_states_of_the_authors_code(folder, 
     if name.startswith(("simcse.", "diffcse")):
         assert_near(cls, arrays[f"{name}.encoder_cls"])
     if config.contrast.negatives == "off_dropout":
-        assert_near(projector(cls[:: views.per_example]), arrays[f"{name}.z0"])
+        assert_near(projector(cls[:: views.num_views]), arrays[f"{name}.z0"])
     if not name.startswith("diffcse"):
         return
 
     edited, numbers = inputs["difference"], values[name]
     np.testing.assert_array_equal(edited.rows.input_ids, arrays[f"{name}.e_inputs"])
-    np.testing.assert_array_equal(edited.replaced, arrays[f"{name}.replaced"])
-    assert edited.replaced.sum() == numbers["n_replaced"]
-    assert (edited.replaced & (views.rows.input_ids == 102)).sum() == numbers["n_replaced_at_sep"]
+    np.testing.assert_array_equal(edited.labels, arrays[f"{name}.replaced"])
+    assert edited.labels.sum() == numbers["n_replaced"]
+    assert (edited.labels & (views.rows.input_ids == 102)).sum() == numbers["n_replaced_at_sep"]
     np.testing.assert_allclose(
         metrics["rtd_share_kept"], 1 - numbers["n_replaced"] / numbers["n_valid"], rtol=1e-6
     )

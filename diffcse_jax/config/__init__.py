@@ -45,6 +45,7 @@ from diffcse_jax.losses import (
     ranking,
 )
 from diffcse_jax.losses.finetune import Finetune, LabelledTask
+from diffcse_jax.losses.loss import NEEDS
 from diffcse_jax.losses.total import MatryoshkaOptions
 from diffcse_jax.models.forward import STARTING_CHECKPOINT
 from diffcse_jax.options import check_value, option, read_value
@@ -203,7 +204,12 @@ class Config:
         losses = {name: group for name, group in sorted(groups.items()) if isinstance(group, Loss)}
         active = {name: loss.active() for name, loss in losses.items()}
         losses = {name: loss for name, loss in active.items() if loss is not None}
-        for loss in losses.values():
+        for name, loss in losses.items():
+            if unknown := loss.needs - NEEDS:
+                raise ConfigError(
+                    f"{name}: the loss needs {', '.join(sorted(unknown))}, which is unknown. Use "
+                    f"{', '.join(sorted(NEEDS))}"
+                )
             loss.check(self.run_info)
         return losses
 
@@ -252,7 +258,7 @@ class Config:
     @property
     def trains_masked_lm(self) -> bool:
         """True if a masked LM is trained and nothing else."""
-        return self.keeps_mlm_head and not self.needs("vectors")
+        return self.keeps_mlm_head and not self.needs("embeddings")
 
     @property
     def trains_queries(self) -> bool:
@@ -635,7 +641,7 @@ def _contradictions(config: Config) -> Iterator[str]:
             f"nothing to train: the losses {', '.join([*names, *config.installed])} all have "
             "weight 0"
         )
-    if not config.needs("vectors"):
+    if not config.needs("embeddings"):
         yield from _contradictions_of_single_views(config)
     yield from _dev_contradictions(config)
     yield from _contradictions_of_data(config)

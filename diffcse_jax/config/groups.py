@@ -210,7 +210,7 @@ class TrainConfig:
     )
     steps: int = option(0, "training steps; 0: as many as `epochs` gives", low=0)
     seed: int = option(
-        DEFAULT_SEED, "seed of new heads, data order, masks and dropout", low=0, high=2**63 - 1
+        DEFAULT_SEED, "seed of new heads, data order, masks and dropout", low=0, high=2**32 - 1
     )
     seed_changes: tuple[str, ...] = option(
         SEEDED,

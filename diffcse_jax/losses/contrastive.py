@@ -140,18 +140,20 @@ def equal_texts(input_ids: Int[Array, "batch views length"]) -> Bool[Array, "bat
     return _without_own_positives([of_positives, *map(equals_the_pair, hard_negatives)])
 
 
-def near_duplicates(views: Sequence[View], *, threshold: float) -> Bool[Array, "batch negatives"]:
+def near_duplicates(
+    views: Sequence[View], *, threshold: float | None
+) -> Bool[Array, "batch negatives"]:
     """Find negatives that are more similar to the anchor than a bound.
 
     Args:
         views: Another encoder's embeddings of the anchors, of the positives, and of each column of
             hard negatives.
-        threshold: The bound, a cosine. 0: the anchor's similarity to its positive, as in GISTEmbed
-            (Solatorio 2024).
+        threshold: The bound, a cosine. None: the anchor's similarity to its positive, as in
+            GISTEmbed (Solatorio 2024).
     """
     anchors, *others = views
     similarities = [cosine_similarity(anchors, candidates) for candidates in others]
-    bound = threshold or jnp.diagonal(similarities[0])[:, None]
+    bound = jnp.diagonal(similarities[0])[:, None] if threshold is None else threshold
     return _without_own_positives([similarity > bound for similarity in similarities])
 
 
@@ -229,19 +231,19 @@ class Contrast(Loss):
 
     @property
     def papers(self) -> tuple[str, ...]:
-        return ("simcse",) if self._compares_views else ("simcse", "simcsepp")
+        return ("simcse",) if self._pairs_are_views else ("simcse", "simcsepp")
 
     @property
     def needs(self) -> frozenset[str]:
         extra = {"anchors": self.negatives == "off_dropout", "dropout": self.positives != "noise"}
-        return frozenset({"vectors", *(name for name, needed in extra.items() if needed)})
+        return frozenset({"embeddings", *(name for name, needed in extra.items() if needed)})
 
     @property
-    def _compares_views(self) -> bool:
+    def _pairs_are_views(self) -> bool:
         return self.positives == self.negatives == "dropout"
 
     def check(self, run: RunInfo) -> None:
-        if self.symmetric and not self._compares_views:
+        if self.symmetric and not self._pairs_are_views:
             raise ConfigError(
                 "contrast.symmetric=True does not work with positives or negatives other than "
                 "'dropout'"
@@ -251,7 +253,7 @@ class Contrast(Loss):
                 f"contrast.negatives={self.negatives!r} compares embeddings of one encoder. Use "
                 "'dropout' or 'noise', or contrast.second_encoder=False."
             )
-        if self.negative_ratio != 1 and self._compares_views:
+        if self.negative_ratio != 1 and self._pairs_are_views:
             raise ConfigError(
                 f"contrast.negative_ratio={self.negative_ratio} is read only with other positives "
                 "or negatives than 'dropout'. Set contrast.negatives='off_dropout' (SimCSE++), or "
@@ -270,7 +272,7 @@ class Contrast(Loss):
             )
 
     def check_columns(self, count: int) -> None:
-        if count > 2 and not self._compares_views:
+        if count > 2 and not self._pairs_are_views:
             raise ConfigError(
                 f"contrast.positives={self.positives!r} with contrast.negatives={self.negatives!r} "
                 f"cannot use hard negatives, and the text has {count} columns. Use 'dropout' for "
@@ -307,16 +309,16 @@ class Contrast(Loss):
             views = batch.by_view(
                 frozen.map_chunks(frozen.network(STARTING_CHECKPOINT), batch.rows)
             )
-            duplicates |= near_duplicates(views, threshold=self.duplicate_similarity)
+            duplicates |= near_duplicates(views, threshold=self.duplicate_similarity or None)
             # View 2 is the anchor.
-            backward |= near_duplicates(views[1::-1], threshold=self.duplicate_similarity)
+            backward |= near_duplicates(views[1::-1], threshold=self.duplicate_similarity or None)
         return duplicates, backward
 
     def loss(
         self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
         left_out, left_out_backward = (None, None) if inputs is None else inputs
-        if self._compares_views:
+        if self._pairs_are_views:
             z1, z2, *hard = forward.projected_views
             contrast = partial(info_nce, temperature=self.temperature, similarity=self.similarity)
             losses = contrast(

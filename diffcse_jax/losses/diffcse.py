@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from diffcse_jax.batch import Batch, TokenRows, Vocabulary, token_keys
+from diffcse_jax.batch import Batch, TokenRows, Vocabulary, position_keys
 from diffcse_jax.losses import (
     GeneratorOptions,
     Loss,
@@ -71,11 +71,12 @@ class Masked(NamedTuple):
 class Edited(NamedTuple):
     """Edited sentences x'' and the labels y of their tokens.
 
-    For masked tokens, the labels are where tokens were selected.
+    y is true where tokens were replaced or inserted, or follow a dropped one. If tokens are only
+    masked, it is true where they were selected.
     """
 
     rows: TokenRows
-    replaced: Bool[Array, "rows length"]  # y
+    labels: Bool[Array, "rows length"]  # y
 
 
 # x -> x': mask.
@@ -152,7 +153,7 @@ def generate(
     dropout_keys = row_keys(dropout_key, examples)
     keys = None
     if options.decode == "sample":
-        keys = token_keys(row_keys(decode_key, examples), rows, positions=positions)
+        keys = position_keys(row_keys(decode_key, examples), positions)
     # With `all`, [SEP] is filled as well, as in the authors' code.
     filled = (rows.attention_mask > 0).at[:, 0].set(False)
     if options.positions == "masked":
@@ -422,7 +423,7 @@ class DiffCSE(EditOptions, Loss):
     @property
     def needs(self) -> frozenset[str]:
         of_sentence = frozenset() if self.sentence == "same" else frozenset({"next_sentence"})
-        return frozenset({"vectors", "hidden_size"}) | self._edit.needs | of_sentence
+        return frozenset({"embeddings", "hidden_size"}) | self._edit.needs | of_sentence
 
     @property
     def _edit(self) -> Edit:

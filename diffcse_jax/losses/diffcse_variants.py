@@ -60,7 +60,7 @@ def insert(
     generator = dataclasses.replace(run.generator, positions="masked")
     masked = Masked(changed.rows, changed.inserted)
     edited = generate(frozen, changed.rows, masked, generator, fold_in_name(key, "generator"))
-    return Edited(edited.rows, edited.replaced | changed.labels)
+    return Edited(edited.rows, edited.labels | changed.labels)
 
 
 def delete(
@@ -88,14 +88,16 @@ def mixed(
     masked = options.masked(frozen, changed.rows, key)
     masked = Masked(masked.rows, masked.selected | changed.inserted)
     edited = generate(frozen, changed.rows, masked, run.generator, fold_in_name(key, "generator"))
-    return Edited(edited.rows, edited.replaced | changed.labels)
+    return Edited(edited.rows, edited.labels | changed.labels)
 
 
-EDITS |= {
-    "insert": Edit(insert),
-    "delete": Edit(delete, needs=frozenset()),
-    "mixed": Edit(mixed),
-}
+EDITS.update(
+    {
+        "insert": Edit(insert),
+        "delete": Edit(delete, needs=frozenset()),
+        "mixed": Edit(mixed),
+    }
+)
 
 
 class Changed(NamedTuple):
@@ -221,7 +223,8 @@ def _mask_only(
     key: PRNGKeyArray,
     run: RunInfo,
 ) -> Edited:
-    return Edited(*options.masked(frozen, rows, key))
+    masked = options.masked(frozen, rows, key)
+    return Edited(masked.rows, labels=masked.selected)
 
 
 def predict_masked_tokens(
@@ -329,22 +332,24 @@ def _language_model_that_copies(checkpoints: PretrainedCheckpoints) -> dict[str,
 
 
 CORRECTIVE_LM = ("corrective_lm_copy_accuracy", "corrective_lm_accuracy_replaced")  # in one panel
-PREDICTIONS |= {
-    "conditional_mlm": Prediction(
-        predict_masked_tokens,
-        _language_model,
-        panels={"conditional masked LM": ("conditional_mlm_accuracy",)},
-        check=_check_tokens_have_originals,
-        edit=Edit(_mask_only, needs=frozenset({"mask_token"})),
-    ),
-    "corrective_lm": Prediction(
-        correct_tokens,
-        _language_model_that_copies,
-        panels={"corrective LM": CORRECTIVE_LM},
-        papers=("diffcse", "coco_lm"),
-        check=_check_tokens_have_originals,
-    ),
-}
+PREDICTIONS.update(
+    {
+        "conditional_mlm": Prediction(
+            predict_masked_tokens,
+            _language_model,
+            panels={"conditional masked LM": ("conditional_mlm_accuracy",)},
+            check=_check_tokens_have_originals,
+            edit=Edit(_mask_only, needs=frozenset({"mask_token"})),
+        ),
+        "corrective_lm": Prediction(
+            correct_tokens,
+            _language_model_that_copies,
+            panels={"corrective LM": CORRECTIVE_LM},
+            papers=("diffcse", "coco_lm"),
+            check=_check_tokens_have_originals,
+        ),
+    }
+)
 
 
 # Edited sentences as positives, as negatives (Table 15), and as second views (SimCSE).
@@ -380,7 +385,7 @@ class EditedContrast(EditOptions, Loss):
     @property
     def needs(self) -> frozenset[str]:
         of_views = frozenset({"dropout"} if self.role == "negative" else ())
-        return frozenset({"vectors"}) | of_views | EDITS[self.edit].needs
+        return frozenset({"embeddings"}) | of_views | EDITS[self.edit].needs
 
     def prepare(self, frozen: Computation, batch: Batch, key: PRNGKeyArray, run: RunInfo) -> Edited:
         return EDITS[self.edit].function(frozen, batch.anchors, self, key, run)

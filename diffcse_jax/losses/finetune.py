@@ -118,7 +118,7 @@ class Finetune(Loss):
             f"{name} ({PurePath(task.file).name}, labelled)" for name, task in self.tasks.items()
         )
 
-    needs = frozenset({"vectors", "labels"})
+    needs = frozenset({"embeddings", "labels"})
 
     def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
         size = checkpoints.encoder.embedding_size(run.pooler)

@@ -83,6 +83,15 @@ class RunInfo(NamedTuple):
     seed: int  # of new heads
 
 
+# What a loss may need of the step and the data. `Loss.needs` explains them.
+NEEDS = frozenset(
+    (
+        *("embeddings", "dropout", "hidden_size", "anchors", "mask_token", "generator"),
+        *("next_sentence", "labels", "ranked"),
+    )
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Loss(abc.ABC):
     """A term of the training loss. Its fields are its options."""
@@ -106,8 +115,8 @@ class Loss(abc.ABC):
     def needs(self) -> frozenset[str]:
         """The names of what the loss needs from the step and the data.
 
-        - `vectors`: sentence embeddings of all views; `dropout`: views of the same text that differ
-          by dropout;
+        - `embeddings`: sentence embeddings of all views;
+        - `dropout`: views of the same text that differ by dropout;
         - `hidden_size`: embeddings of the size of the encoder's hidden states;
         - `anchors`: a further pass over the anchors alone;
         - `mask_token`: a tokenizer that has a mask token; `generator`: the networks of the frozen
@@ -118,7 +127,7 @@ class Loss(abc.ABC):
         - `ranked`: passages that a teacher ranks, `batch.ranked`. Then the examples are queries
           made of documents, and only the query encoder is trained.
         """
-        return frozenset({"vectors"})
+        return frozenset({"embeddings"})
 
     @property
     def papers(self) -> tuple[str, ...]:

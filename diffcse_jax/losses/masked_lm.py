@@ -138,7 +138,7 @@ class Reconstruction(Loss):
     )
 
     papers = ("infocse",)
-    needs = frozenset({"vectors", "hidden_size", "mask_token", "generator"})
+    needs = frozenset({"embeddings", "hidden_size", "mask_token", "generator"})
 
     def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> dict[str, Network]:
         """Return the head, which starts as the upper part of the generator."""

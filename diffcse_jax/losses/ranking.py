@@ -39,7 +39,7 @@ class RankingConsistency(Loss):
     weight: float = option(0.0, "weight of ranking consistency (beta of RankCSE)", low=0.0)
     temperature: float = option(0.05, "temperature of the two rankings (tau1 of RankCSE)", low=1e-6)
     compares_embeddings = True
-    needs = frozenset({"vectors", "dropout"})
+    needs = frozenset({"embeddings", "dropout"})
     papers = ("rankcse",)
 
     def loss(
@@ -193,7 +193,7 @@ class QueryDistillation(Loss):
         "training",
         low=1e-6,
     )
-    needs = frozenset({"vectors", "ranked"})
+    needs = frozenset({"embeddings", "ranked"})
     papers = ("densephrases",)
 
     def loss(

@@ -68,21 +68,27 @@ def total_loss(
             metrics[f"loss_{name}_{size}"] = value_at_size
         metrics[f"loss_{name}"] = value
         total += loss.weight * value
+    needs = {need for loss in losses.values() for need in loss.needs}
     # The two texts of a labelled pair are not a positive pair, and a query has one view.
-    if forward.embedded and forward.batch.labels is None and forward.batch.ranked is None:
-        z1, z2 = (normalize(z) for z in jax.lax.stop_gradient(forward.projected_views[:2]))
-        positive = (z1 * z2).sum(axis=1)
-        # The sum of all similarities is a product of two sums. It needs no matrix of similarities.
-        negative = z1.sum(axis=0) @ z2.sum(axis=0) - positive.sum()
-        metrics |= {
-            "similarity_positive": positive.mean(),
-            # The mean over pairs of different examples.
-            "similarity_negative": negative / (len(z1) * (len(z1) - 1)),
-            "alignment": alignment(z1, z2).mean(),
-            "uniformity": uniformity(z1[:UNIFORMITY_ANCHORS]),
-        }
+    if "embeddings" in needs and needs.isdisjoint(("labels", "ranked")):
+        metrics |= _pair_metrics(*jax.lax.stop_gradient(forward.projected_views[:2]))
     metrics["loss"] = total
     return total, metrics | named_apart(of_losses, taken=(*metrics, *OF_ROWS))
+
+
+def _pair_metrics(z1: Float[Array, "batch dim"], z2: Float[Array, "batch dim"]) -> Metrics:
+    """Return how similar the views of an example are, and those of different examples."""
+    z1, z2 = normalize(z1), normalize(z2)
+    positive = (z1 * z2).sum(axis=1)
+    # The sum of all similarities is a product of two sums. It needs no matrix of similarities.
+    negative = z1.sum(axis=0) @ z2.sum(axis=0) - positive.sum()
+    return Metrics(
+        similarity_positive=positive.mean(),
+        # The mean over pairs of different examples.
+        similarity_negative=negative / (len(z1) * (len(z1) - 1)),
+        alignment=alignment(z1, z2).mean(),
+        uniformity=uniformity(z1[:UNIFORMITY_ANCHORS]),
+    )
 
 
 def named_apart(metrics: Mapping[str, Metrics], *, taken: Collection[str]) -> Metrics:

@@ -185,11 +185,6 @@ class SharedForward:
         return dataclasses.replace(self, size=size)
 
     @property
-    def embedded(self) -> bool:
-        """Whether a loss has asked for embeddings."""
-        return "embeddings" in self._results
-
-    @property
     def embeddings(self) -> SentenceEmbeddings:
         """The embeddings of all views, with dropout."""
 
@@ -245,9 +240,12 @@ class SharedForward:
     ) -> Float[Array, "rows hidden"]:
         """Return the projected embeddings of rows that need not be views of the batch.
 
-        The projector's BatchNorm takes its statistics over these rows. Each name is computed once.
+        The projector's BatchNorm takes its statistics over these rows. Each name is computed once:
+        a second call with it returns the first result, whatever its rows.
         """
-        return self._shared(name, lambda whole: whole._project(whole._pooled(rows, keys)))
+        return self._shared(
+            ("projected", name), lambda whole: whole._project(whole._pooled(rows, keys))
+        )
 
     def _shared(self, name: Any, compute: Callable[["SharedForward"], Any]) -> Any:
         """Return the result of this name, computed from whole embeddings and then cut."""
@@ -266,7 +264,7 @@ class SharedForward:
     def _row_keys(self, key: PRNGKeyArray) -> Key[Array, " rows"]:
         """Return a dropout key for each row of all views."""
         examples = len(self.batch.input_ids)
-        views = self.batch.per_example
+        views = self.batch.num_views
         if self.dropout_masks == "shared":
             return row_keys(key, examples)[jnp.arange(examples * views) // views]
         return row_keys(key, examples * views)
@@ -279,7 +277,7 @@ class SharedForward:
         batch = self.batch
         if "second_encoder" not in self.computation.networks.definitions:
             return self._pooled(batch.rows, keys)
-        keys = keys.reshape(-1, batch.per_example)
+        keys = keys.reshape(-1, batch.num_views)
         others = Batch(batch.input_ids[:, 1:], batch.attention_mask[:, 1:]).rows
         first = self._pooled(batch.anchors, keys[:, 0])
         second = self._pooled(others, keys[:, 1:].reshape(-1), encoder="second_encoder")

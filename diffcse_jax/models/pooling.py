@@ -30,11 +30,13 @@ SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def pool(
-    hidden_states: tuple[jax.Array, ...], attention_mask: Int[Array, "batch length"], pooler: str
-) -> Float[Array, "batch size"]:
+    hidden_states: tuple[Float[Array, "rows _positions hidden"], ...],
+    attention_mask: Int[Array, "rows length"],
+    pooler: str,
+) -> Float[Array, "rows size"]:
     """Pool the outputs of the embedding layer and of each block, before any head.
 
-    Each has the shape (batch, length, hidden).
+    Each has all positions, but the last may have only the first ones if the pooler reads no others.
 
     `cls` and `cls_before_pooler` read position 0 of the last layer. `avg` is its mean over real
     tokens, `avg_top2` that of the last two layers, `avg_first_last` that of the embedding layer and
@@ -61,10 +63,11 @@ def pool(
         # Rows without tokens fill up batches.
         return jnp.where(attention_mask.any(axis=1)[:, None], maxima, 0)
     layers = [hidden_states[layer] for layer in AVERAGED_LAYERS.get(pooler, (-1,))]
-    states = sum(layers[1:], start=layers[0]) / len(layers)
-    weights = attention_mask.astype(states.dtype)[:, :, None]
+    # In float32: bfloat16 cannot count above 256.
+    states = sum(layer.astype(jnp.float32) for layer in layers) / len(layers)
+    weights = attention_mask.astype(jnp.float32)[:, :, None]
     if pooler == "weightedmean":
-        weights = weights * (positions + 1).astype(states.dtype)[:, :, None]
+        weights = weights * (positions + 1).astype(jnp.float32)[:, :, None]
     total = jnp.maximum(weights.sum(axis=1), 1.0)
     return (states * weights).sum(axis=1) / (
         jnp.sqrt(total) if pooler == "mean_sqrt_len_tokens" else total

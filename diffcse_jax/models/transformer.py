@@ -17,16 +17,25 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from diffcse_jax.batch import RowKeys, TokenRows, Tokens, pack, pack_ids, token_keys, unpack
+from diffcse_jax.batch import (
+    RowKeys,
+    TokenRows,
+    Tokens,
+    pack,
+    pack_ids,
+    position_keys,
+    token_keys,
+    unpack,
+)
 from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
 
 LogitBias = Float[Array, "rows #heads _queries _length"]  # one for all queries, or one for each
 # Queries, keys or values of heads, or of groups of heads.
 Grouped = Float[Array, "rows groups _length features"]
 # The bias on logits of tokens that are not seen. A sum of two is finite.
-HIDDEN = np.finfo(np.float32).min / 2
+UNSEEN = np.finfo(np.float32).min / 2
 
 
 class InputEmbeddings(nnx.Module):
@@ -382,6 +391,7 @@ class SelfAttention(nnx.Module):
         self.rotary_factor = config.rotary_factor
         self.window = config.windows[index] if config.windows else 0
         self.most_queries = config.most_queries
+        self.has_own_bias = config.attention_bias is not None
         self.has_kernel = (
             config.fused and self.head_size % 8 == 0 and self.head_size <= 128 and not self.window
         )
@@ -410,8 +420,8 @@ class SelfAttention(nnx.Module):
                 rotate, base=self.rotary_base, head_size=self.head_size, factor=self.rotary_factor
             )
             query, key = turn(query), turn(key)
-        # Other biases are as large as logits.
-        is_long = query.shape[2] > self.most_queries and bias.shape[2] == 1
+        # A family's own bias is as large as the logits, so parts would save nothing.
+        is_long = query.shape[2] > self.most_queries and not self.has_own_bias
         # cuDNN trains no odd length.
         fits = query.dtype == jnp.bfloat16 and query.shape[2] % 2 == key.shape[2] % 2 == 0
         if is_long and fits and self.has_kernel and (keys is None or self.rate == 0.0):
@@ -439,7 +449,7 @@ class SelfAttention(nnx.Module):
         if self.window:
             positions = jnp.arange(first, first + query.shape[2])
             distance = jnp.abs(positions[:, None] - jnp.arange(key.shape[2])[None])
-            bias += jnp.where(distance <= self.window, 0.0, HIDDEN)[None, None]
+            bias += jnp.where(distance <= self.window, 0.0, UNSEEN)[None, None]
         # The softmax is float32. It is divided by its sum after the product with the values, which
         # are fewer, and masked by a bias, which XLA fuses. Both halve the time of the forward pass
         # on a CPU.
@@ -454,7 +464,7 @@ class SelfAttention(nnx.Module):
         attended = jnp.einsum("BGHTS,BGSD->BGHTD", kept, value, preferred_element_type=jnp.float32)
         attended = attended / exponentials.sum(axis=-1).reshape(*by_group[:-1], 1)
         if self.window:  # padding may see no real token
-            attended = jnp.where(largest.reshape(*by_group[:-1], 1) > HIDDEN / 2, attended, 0.0)
+            attended = jnp.where(largest.reshape(*by_group[:-1], 1) > UNSEEN / 2, attended, 0.0)
         return self._own_features(attended).sum(axis=2).astype(value.dtype)
 
     def _attend_in_parts(
@@ -477,7 +487,7 @@ class SelfAttention(nnx.Module):
         query = jnp.pad(query, ((0, 0), (0, 0), (0, padding), (0, 0)))
         if window:
             key, value = (jnp.pad(each, ((0, 0), (0, 0), outside, (0, 0))) for each in (key, value))
-            bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), outside), constant_values=HIDDEN)
+            bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), outside), constant_values=UNSEEN)
 
         def attend(part: jax.Array, query: jax.Array) -> jax.Array:
             near = partial(
@@ -541,7 +551,7 @@ def logit_bias(
     attention_mask: Int[Array, "rows length"], of_positions: nnx.Module | None = None
 ) -> LogitBias:
     """Return the bias on attention logits: a family's own bias, and what hides padding."""
-    bias = jnp.where(attention_mask > 0, 0.0, HIDDEN)[:, None, None, :]
+    bias = jnp.where(attention_mask > 0, 0.0, UNSEEN)[:, None, None, :]
     return bias if of_positions is None else bias + of_positions(attention_mask.shape[1])
 
 
@@ -570,7 +580,7 @@ def rotate(states: Grouped, base: float, head_size: int, factor: float = 1.0) ->
 
 
 def trained_where(
-    mask: jax.Array, vectors: Float[Array, "*tokens hidden"]
+    mask: Bool[Array, "*tokens"], vectors: Float[Array, "*tokens hidden"]
 ) -> Float[Array, "*tokens hidden"]:
     """Return the vectors, with gradient 0 outside the mask."""
     return jnp.where(mask[..., None], vectors, jax.lax.stop_gradient(vectors))
@@ -599,9 +609,7 @@ def split_keys(
     of_attention, of_outputs = of_parts[:, 0], of_parts[:, 1:]
     of_tokens = list(jax.vmap(jax.vmap(lambda part: token_keys(part, rows)))(of_outputs))
     if last_positions is not None:
-        of_tokens[-1] = jax.vmap(lambda part: token_keys(part, rows, last_positions))(
-            of_outputs[-1]
-        )
+        of_tokens[-1] = jax.vmap(lambda part: position_keys(part, last_positions))(of_outputs[-1])
     return [
         BlockKeys(*of_block) for of_block in zip(of_attention, map(tuple, of_tokens), strict=True)
     ]

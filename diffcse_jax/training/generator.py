@@ -55,6 +55,7 @@ FOLDER = "generator"  # of the head, in the folder of a run
 REPORT, TEXT = "report.json", "text"  # in it
 HELD_OUT_BATCHES = 8  # batches on which the masked-LM head is measured
 STEPS_OF_A_STEP = 5  # the most steps of the masked-LM head for each step of the run
+LOSS_SHOWN_EVERY = 20  # steps
 SAVED_EVERY = 50  # steps between checkpoints of the masked-LM head
 ASKED_EVERY = 10  # steps after which several processes ask one another whether to stop
 WORTH_TIMING = 20  # steps of a head, whose time is measured and said before they begin
@@ -128,8 +129,10 @@ def train_head(
         for number, batch in numbered:
             head, opt_state, value = step(head, opt_state, *batch)
             jax.block_until_ready(previous)
+            # The loss of the step before: that of this one is not there yet.
+            shows = previous is not None and number % LOSS_SHOWN_EVERY == 0
+            progress.update(1, f"loss {float(previous):.2f}" if shows else "")
             previous = value
-            progress.update(1, f"loss {float(value):.2f}" if number % 20 == 1 else "")
             after(number, head, opt_state)
     return head
 
@@ -273,9 +276,11 @@ def train_masked_lm_head(
     checkpoints = _HeadCheckpoints(folder)
     (head, opt_state), done_before = checkpoints.restore((head, opt_state), delivered, mesh)
     training = HeadTraining(head, opt_state, step)
+    key = fold_in_name(_root_key(config), "train step")
     step_seconds = 0.0
     if (left := options.head_steps - done_before) >= WORTH_TIMING:
-        step_seconds = _time_step(training, frozen, shard_batch(source[done_before], mesh))
+        batch = shard_batch(source[done_before], mesh)
+        step_seconds = _time_step(training, frozen, batch, key, np.int32(0))
         log_line(
             f"generator: training the masked-LM head takes about {duration(left * step_seconds)}"
         )
@@ -284,38 +289,45 @@ def train_masked_lm_head(
         frozen,
         delivered,
         options.head_steps,
+        key=key,
         done_before=done_before,
         mesh=mesh,
         checkpoints=checkpoints,
     )
-    batches = (shard_batch(batch, mesh) for batch in delivered)
+    held_out = (shard_batch(batch, mesh) for batch in delivered)
+    scores = _score(loss, head, frozen, held_out, fold_in_name(_root_key(config), "held out"))
+    scores |= {"steps": options.head_steps, "step_seconds": step_seconds}
+    trained = layers.subset(head, "head")
+    return {name: np.asarray(value) for name, value in trained.items()}, scores
+
+
+def _score(
+    loss: Callable[..., tuple[jax.Array, jax.Array]],
+    head: Params,
+    frozen: Params,
+    batches: Iterable[Batch],
+    key: PRNGKeyArray,
+) -> dict[str, float]:
+    """Return accuracy (%) and perplexity on masked tokens: means over these batches."""
     measure = jax.jit(loss)
-    key = fold_in_name(_root_key(config), "held out")
     values = []
     for index, batch in enumerate(batches):
         result = measure(head, frozen, batch, jax.random.fold_in(key, index))
         values.append([float(value) for value in result])
     mean_loss, accuracy = np.mean(values, axis=0)
-    scores = {
-        "accuracy": 100 * float(accuracy),
-        "perplexity": float(np.exp(mean_loss)),
-        "steps": options.head_steps,
-        "step_seconds": step_seconds,
-    }
-    trained = layers.subset(head, "head")
-    return {name: np.asarray(value) for name, value in trained.items()}, scores
+    return {"accuracy": 100 * float(accuracy), "perplexity": float(np.exp(mean_loss))}
 
 
-def _time_step(training: HeadTraining, frozen: Params, batch: Batch) -> float:
-    """Return the seconds of a step, without training: it changes copies.
+def _time_step(training: HeadTraining, *arguments: Any) -> float:
+    """Return the seconds of a step with these arguments, without training: it changes copies.
 
     The first of two steps compiles.
     """
     seconds = 0.0
-    for index in range(2):
+    for _ in range(2):
         head, opt_state = jax.tree.map(jnp.copy, (training.head, training.opt_state))
         began = time.perf_counter()
-        jax.block_until_ready(training.step(head, opt_state, frozen, batch, np.int32(index)))
+        jax.block_until_ready(training.step(head, opt_state, *arguments))
         seconds = time.perf_counter() - began
     return seconds
 
@@ -326,6 +338,7 @@ def _train_from_checkpoint(
     batches: "grain.DatasetIterator",
     steps: int,
     *,
+    key: PRNGKeyArray,
     done_before: int,
     mesh: Mesh,
     checkpoints: "_HeadCheckpoints",
@@ -337,6 +350,7 @@ def _train_from_checkpoint(
         frozen: The parameters of the encoder.
         batches: The batches of all steps that are left. They are taken up to the last step.
         steps: The number of steps, with those that were done before.
+        key: Decides, with the number of a step, which tokens it masks.
         done_before: The step of the checkpoint. 0: a new head.
         mesh: The devices.
         checkpoints: Where checkpoints are written.
@@ -345,7 +359,9 @@ def _train_from_checkpoint(
         Interrupted: A signal asked to stop. Everything is saved.
     """
     numbered = enumerate(batches, start=done_before)
-    arguments = ((frozen, shard_batch(batch, mesh), np.int32(index)) for index, batch in numbered)
+    arguments = (
+        (frozen, shard_batch(batch, mesh), key, np.int32(index)) for index, batch in numbered
+    )
     with stop_requested() as stop:
 
         def after(step: int, head: Params, opt_state: optax.OptState) -> None:
@@ -426,8 +442,9 @@ def make_masked_lm_training(
 
     Returns:
         `initial() -> (head, optimizer state)`, `loss(head, frozen, batch, key) -> (mean loss,
-        accuracy)`, and compiled `step(head, optimizer state, frozen, batch, index) -> (head,
-        optimizer state, loss)`.
+        accuracy)`, and compiled `step(head, optimizer state, frozen, batch, key, index) -> (head,
+        optimizer state, loss)`. The key is an argument, because a constant would have the step
+        compiled again for each seed.
     """
     options = config.generator
     root = _root_key(config)
@@ -465,13 +482,9 @@ def make_masked_lm_training(
         return mean_where(losses, selected), mean_where(right, selected)
 
     def mean_loss(
-        head: Params,
-        frozen: Params,
-        batch: Batch,
-        index: Int[Array, ""],
+        head: Params, frozen: Params, batch: Batch, key: PRNGKeyArray, index: Int[Array, ""]
     ) -> Float[Array, ""]:
-        key = jax.random.fold_in(fold_in_name(root, "train step"), index)
-        return loss(head, frozen, batch, key)[0]
+        return loss(head, frozen, batch, jax.random.fold_in(key, index))[0]
 
     step = make_head_step(in_precision(config.precision, mean_loss), optimizer)
     return initial, in_precision(config.precision, loss), step

@@ -11,6 +11,7 @@ from typing import Any
 
 import grain
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
@@ -218,15 +219,19 @@ class CompiledShapes:
     """Announces when a batch has a new shape, for which the train step must be compiled."""
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
+        self._known: set[Any] = set()
 
     def announce(self, batch: Batch) -> bool:
         """Return whether the shape is new, and say so."""
+        # What `jax.jit` compiles for. The name of a labelled task is in the structure.
+        arrays, structure = jax.tree.flatten(batch)
+        form = structure, tuple(array.shape for array in arrays)
+        if form in self._known:
+            return False
+        self._known.add(form)
         shape = f"{' x '.join(map(str, batch.input_ids.shape))} tokens"
         shape += f", {batch.layout.positions.size} without padding" if batch.layout else ""
-        if shape in self._known:
-            return False
-        self._known.add(shape)
+        shape += f", task {', '.join(batch.labels)}" if batch.labels else ""
         log_line(f"compiling the train step for batches of {shape}")  # which takes a while
         return True
 
@@ -264,6 +269,9 @@ class MetricLogger:
         self._is_row = False
         self._warned = False
         self._last_row = int(state.step)
+        # All at once: a rate that is computed between steps would wait for the step that runs.
+        schedule = learning_rate_schedule(run.config.optim, len(run.source))
+        self._learning_rates = np.asarray(schedule(np.arange(len(run.source))))
         # The time of the last row. Before the first one, most of the time is compilation.
         self._time: float | None = None
 
@@ -307,8 +315,7 @@ class MetricLogger:
                 "learning rate."
             )
         del row["bad_gradient"]
-        schedule = learning_rate_schedule(config.optim, len(self._run.source))
-        row["learning_rate"] = float(schedule(max(step - count, 1) - 1))
+        row["learning_rate"] = float(self._learning_rates[max(step - count, 1) - 1])
         if self._time is not None:
             sentences = (step - self._last_row) * config.train.batch_size
             row["sentences_per_second"] = sentences / (now - self._time)

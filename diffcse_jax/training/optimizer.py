@@ -67,7 +67,7 @@ def warn_of_warmup(config: OptimConfig, total_steps: int) -> None:
 
 def decays(params: Params) -> dict[str, bool]:
     """Return which parameters decay: kernels and embedding tables, not biases and norms."""
-    return {name: not (name.endswith(("bias", "scale")) or "norm." in name) for name in params}
+    return {name: not name.endswith(("bias", "scale")) for name in params}
 
 
 def alike(params: Params) -> list[list[str]]:

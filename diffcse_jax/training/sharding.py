@@ -9,6 +9,7 @@ unless the configuration splits them over `data` (`mesh.fully_sharded`) or over 
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -125,6 +126,7 @@ def in_precision(precision: str, function: Callable[..., Any]) -> Callable[..., 
     return jax.default_matmul_precision("highest")(function) if precision == "float32" else function
 
 
+@functools.cache  # it walks over all devices, and each batch asks
 def shards_of(mesh: Mesh) -> Shards:
     """Return the part of every batch that this process feeds.
 

@@ -104,7 +104,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
         prompt_tokens=prompt_tokens[0],
-        compares_views=config.needs("vectors"),
+        compares_views=config.needs("embeddings"),
     )
     if discriminator:
         digests["difference.discriminator"] = discriminator.digest()
@@ -232,7 +232,7 @@ def _open_examples(
     config: Config, store: TokenStore, base: StartingCheckpoint, prompt_tokens: Sequence[int]
 ) -> Examples:
     """Return the examples that make batches, or raise an error if the run cannot use them."""
-    if not config.needs("vectors"):  # nothing compares a text with another one
+    if not config.needs("embeddings"):  # nothing compares a text with another one
         return store
     with_next = config.needs("next_sentence")
     examples = examples_of(
