@@ -141,7 +141,7 @@ def test_a_loss_given_as_an_object_is_recorded_by_its_class():
     with pytest.raises(ConfigError, match="'spread' is taken by an installed loss"):
         settings_of_losses({"spread": Local(weight=1.0)})
     my_losses.Needy = type("Needy", (my_losses.Spread,), {"needs": frozenset({"vectors"})})
-    with pytest.raises(ConfigError, match="mine: the loss needs vectors, which is unknown. Use anc"):
+    with pytest.raises(ConfigError, match="mine: the loss needs vectors, which is unknown"):
         Config.from_dict({"mine.class": "my_losses:Needy", "mine.weight": 1.0})
     my_losses.Plain = dataclasses.make_dataclass(
         "Plain", [("weight", float, 1.0)], bases=(Loss,), frozen=True

@@ -113,11 +113,11 @@ def test_of_many_passages_the_best_and_a_sample_are_ranked(index, monkeypatch):
     monkeypatch.setattr(queries, "MOST_RANKED", 6)
     vectors = index.embeddings.rows(np.array([3, 4]))
     teacher = Teacher(index.contents, 0.4)
-    candidates = teacher.candidates(ASKED, vectors, seed=1)
+    candidates = teacher.candidates(ASKED, vectors, 1)
     assert len(np.unique(candidates)) == 6
     assert {3, 4} <= {*candidates.tolist()}  # the nearest ones
     assert 1 in candidates  # by words
-    np.testing.assert_array_equal(candidates, teacher.candidates(ASKED, vectors, seed=1))
+    np.testing.assert_array_equal(candidates, teacher.candidates(ASKED, vectors, 1))
     drawn = [teacher.candidates(ASKED, vectors, seed) for seed in range(20)]
     assert {*np.concatenate(drawn).tolist()} == {*range(len(PASSAGES))}
 

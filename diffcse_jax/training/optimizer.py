@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from diffcse_jax.config import OptimConfig
 from diffcse_jax.hosts import log_line
@@ -63,6 +63,21 @@ def warn_of_warmup(config: OptimConfig, total_steps: int) -> None:
             f"steps. Its learning rate reaches {total_steps / config.warmup_steps:.0%} of "
             "optim.learning_rate. To reach all of it, lower optim.warmup_steps"
         )
+
+
+def keep_counters(
+    counts: Bool[Array, ""], new: optax.OptState, old: optax.OptState
+) -> optax.OptState:
+    """Return a new state, with the counters of the old one if the step does not count.
+
+    Arrays in dicts belong to parameters. Of these, `scale_by_adam` itself keeps the moments.
+    """
+
+    def kept(path: tuple[Any, ...], new: jax.Array, old: jax.Array) -> jax.Array:
+        is_of_parameter = isinstance(path[-1], jax.tree_util.DictKey)
+        return new if is_of_parameter else jnp.where(counts, new, old)
+
+    return jax.tree_util.tree_map_with_path(kept, new, old)
 
 
 def decays(params: Params) -> dict[str, bool]:

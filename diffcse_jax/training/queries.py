@@ -329,8 +329,11 @@ class Teacher:
     contents: Contents
     weight: float
 
-    def candidates(self, queries: Queries, vectors: Vectors, seed: int) -> Rows:
-        """Return the passages to rank: all, or the best ones of each query and a random sample."""
+    def candidates(self, queries: Queries, vectors: Vectors, *seed: int) -> Rows:
+        """Return the passages to rank: all, or the best ones of each query and a random sample.
+
+        The numbers of the seed determine the sample.
+        """
         total = len(self.contents.passages)
         if total <= MOST_RANKED:
             return np.arange(total)
@@ -341,7 +344,7 @@ class Teacher:
             found_by_words(self.contents.word_scores(text), depth) for text in queries.texts
         )
         best = np.unique(np.concatenate([*near, *by_words]))[:MOST_RANKED]
-        generator = np.random.Generator(np.random.Philox([seed, zlib.crc32(b"candidates")]))
+        generator = np.random.Generator(np.random.Philox([*seed, zlib.crc32(b"candidates")]))
         sampled = generator.permutation(total)[:MOST_RANKED]
         others = sampled[~np.isin(sampled, best)][: MOST_RANKED - len(best)]
         return np.sort(np.concatenate([best, others]))
@@ -411,7 +414,7 @@ class RankedQueries:
         some = self._rows(index)
         queries = self._queries.some(some)
         vectors = self._vectors[some]
-        candidates = self._teacher.candidates(queries, vectors, self._seed + index)
+        candidates = self._teacher.candidates(queries, vectors, self._seed, index)
         scores = self._teacher.scores(queries, vectors, candidates)
         assert self._teacher.contents.embeddings
         passages = self._teacher.contents.embeddings.rows(candidates)
@@ -451,7 +454,7 @@ class TeacherAgreement(Metric[Encoder]):
         for first in range(0, len(vectors), RANKED_AT_ONCE):
             at_once = slice(first, first + RANKED_AT_ONCE)
             some = queries.some(at_once)
-            candidates = teacher.candidates(some, vectors[at_once], seed=0)
+            candidates = teacher.candidates(some, vectors[at_once], 0)
             scores = teacher.scores(some, vectors[at_once], candidates)
             count = min(TOP, len(candidates) - 1)  # without the passage that a query is made of
             best += [candidates[best_rows(row, count)] for row in scores]

@@ -17,7 +17,7 @@ from diffcse_jax.losses.total import Inputs, prepare, total_loss
 from diffcse_jax.models.forward import Computation, Networks, SharedForward, fold_in_name
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder.state import TrainState
-from diffcse_jax.training.optimizer import squared_norms
+from diffcse_jax.training.optimizer import keep_counters, squared_norms
 from diffcse_jax.training.sharding import (
     by_rules,
     gathered,
@@ -100,12 +100,7 @@ def make_train_step(
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params, good=good)
             params = optax.apply_updates(state.params, updates)
             params = jax.tree.map(partial(jnp.where, good), params, state.params)
-            # The optimizer itself keeps the moments of a skipped step; this keeps its counters.
-            opt_state = jax.tree.map(
-                lambda new, old: new if new.ndim else jnp.where(good, new, old),
-                opt_state,
-                state.opt_state,
-            )
+            opt_state = keep_counters(good, opt_state, state.opt_state)
         params = split_over_data(params, mesh)
 
         metrics["bad_steps"] = state.bad_steps + (~good).astype(jnp.int32)

@@ -13,6 +13,7 @@ from jaxtyping import Int
 from diffcse_jax.batch import Batch
 from diffcse_jax.data.batches import BatchSource
 from diffcse_jax.models.layers import Params
+from diffcse_jax.training.optimizer import keep_counters
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,12 +73,7 @@ def resting(
                 part, state[network], weights[network], good=used & good
             )
             new_updates |= {name: jnp.where(used, value, 0.0) for name, value in scaled.items()}
-            # Adam itself keeps the moments of an unused network.
-            new_state[network] = jax.tree.map(
-                lambda new, old, used=used: new if new.ndim else jnp.where(used, new, old),
-                after,
-                state[network],
-            )
+            new_state[network] = keep_counters(used, after, state[network])
         return new_updates, new_state
 
     return optax.GradientTransformationExtraArgs(init, update)
