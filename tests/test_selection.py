@@ -34,8 +34,8 @@ from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.selection import (
     THIS_MODEL,
     Candidate,
+    Comparison,
     Decision,
-    Evidence,
     Wording,
     check_interpolation,
     choose,
@@ -47,7 +47,7 @@ from diffcse_jax.training.selection import (
 )
 from diffcse_jax.training.sharding import make_mesh
 
-CLEAR = Evidence(start=60.0, interval=(3.5, 6.5), sample=20)
+CLEAR = Comparison(start=60.0, interval=(3.5, 6.5), sample=20)
 UNCLEAR = CLEAR._replace(interval=(-0.5, 2.5))
 WORDING = Wording(
     start="tiny",
@@ -82,7 +82,7 @@ def test_a_model_that_loses_nothing_is_chosen_before_a_better_one_that_does():
 
 
 @pytest.mark.parametrize(
-    ("candidate", "evidence", "doubt", "keeps_start"),
+    ("candidate", "comparison", "caveat", "keeps_start"),
     [
         (BETTER, CLEAR, "", False),
         (BETTER, UNCLEAR, "interval", True),
@@ -100,13 +100,13 @@ def test_a_model_that_loses_nothing_is_chosen_before_a_better_one_that_does():
     ],
 )
 def test_the_start_is_kept_unless_the_candidate_is_clearly_better(
-    candidate, evidence, doubt, keeps_start
+    candidate, comparison, caveat, keeps_start
 ):
-    decision = decide(candidate, evidence, keep_start=True)
-    assert (decision.doubt, decision.keeps_start) == (doubt, keeps_start)
-    assert decision.weight == (0.0 if keeps_start else 1.0)
-    exported = decide(candidate, evidence, keep_start=False)
-    assert (exported.doubt, exported.weight) == (doubt, 1.0)
+    decision = decide(candidate, comparison, keep_start=True)
+    assert (decision.caveat, decision.keeps_start) == (caveat, keeps_start)
+    assert decision.interpolation == (0.0 if keeps_start else 1.0)
+    exported = decide(candidate, comparison, keep_start=False)
+    assert (exported.caveat, exported.interpolation) == (caveat, 1.0)
 
 
 def test_search_does_what_the_run_recommends_as_far_as_the_exported_model_can(tmp_path, capsys):
@@ -182,7 +182,7 @@ MAY_BE_CHANCE = (
 
 
 @pytest.mark.parametrize(
-    ("candidate", "evidence", "keep_start", "verdict"),
+    ("candidate", "comparison", "keep_start", "verdict"),
     [
         (
             BETTER,
@@ -208,7 +208,7 @@ MAY_BE_CHANCE = (
         ),
         (
             Candidate(1.0, 58.0),
-            Evidence(60.0, (-4.0, 1.0), 20, start_with_pooler=55.0),
+            Comparison(60.0, (-4.0, 1.0), 20, start_with_pooler=55.0),
             False,
             "Training did not help. You get the trained model anyway."
             "\n  mrr 58.00 after training, 60.00 before (-2.00, 95% interval -4.00 to +1.00 over 90 queries "
@@ -243,8 +243,8 @@ MAY_BE_CHANCE = (
         ),
     ],
 )
-def test_the_verdict_says_what_and_why(candidate, evidence, keep_start, verdict):
-    assert describe(decide(candidate, evidence, keep_start=keep_start), WORDING) == verdict
+def test_the_verdict_says_what_and_why(candidate, comparison, keep_start, verdict):
+    assert describe(decide(candidate, comparison, keep_start=keep_start), WORDING) == verdict
 
 
 def test_the_best_checkpoint_is_named_only_if_it_is_better_and_not_exported():

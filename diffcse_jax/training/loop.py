@@ -58,8 +58,8 @@ class Run:
     evaluation: DevEvaluation
     sentences: Callable[[int], Sequence[Any]]  # the sentences of a step's batch, as JSON values
     callbacks: Sequence[Callback] = ()
-    # Builds the model to evaluate from parameters, and the baseline from the initial ones. If it is
-    # None, the model is the sentence encoder, and the baseline the start with its own pooler.
+    # Builds the model to evaluate from parameters, and the baseline from the initial ones. None:
+    # the sentence encoder, and as baseline the starting checkpoint with its own pooler.
     model_of: Callable[[Params], Any] | None = None
 
     def measure(self, params: Params) -> Measured:
@@ -68,7 +68,7 @@ class Run:
         return self.evaluation.measure(model)
 
     def keeps_quality(self, start: Mapping[str, float], scores: Mapping[str, float]) -> bool:
-        """Return whether general quality is at most `eval.max_drop` below that of the start."""
+        """Return whether general quality has dropped by at most `eval.max_drop`."""
         metric = self.evaluation.drift_metric
         most = self.config.eval.max_drop
         return not (metric and most) or scores[metric] >= start[metric] - most
@@ -192,7 +192,7 @@ def loop(
 
 
 def _scores_before_training(run: Run, baseline: Record, state: TrainState) -> Mapping[str, float]:
-    """Log the dev scores of the start, and return those of the embedding that will be trained."""
+    """Log the baseline's dev scores, and return those of the embedding that will be trained."""
     head = run.base.checkpoint.sentence_head
     with_pooler = f"with the pooler {head.applied(baseline.pooler)}"
     log_line(f"{run.base.name} before training, {with_pooler}: {format_scores(baseline.dev)}")

@@ -34,7 +34,7 @@ def train_and_select(run: Run) -> str:
     state = initial_state(run.built.params, run.optimizer, config, mesh)
     frozen = jax.device_put(run.built.frozen, by_rules(run.built.frozen, mesh, config))
     batches = make_batches(run.source)
-    of_all = Record(
+    template = Record(
         step=0,
         pooler=config.encoding_pooler,
         dev={},
@@ -42,7 +42,7 @@ def train_and_select(run: Run) -> str:
         text=run.text,
         dev_text=evaluation.text,
     )
-    with Checkpoints(run.workdir, of_all) as checkpoints:
+    with Checkpoints(run.workdir, template) as checkpoints:
         state, position = checkpoints.restore(state)
         step = int(state.step)
         if step:

@@ -39,7 +39,7 @@ THIS_MODEL = "this model"  # the trained one, as the name of a system
 class Candidate(NamedTuple):
     """A model that a run may export."""
 
-    weight: float  # the share of the trained weights; the rest is the starting checkpoint's
+    interpolation: float  # the share of the trained weights; the rest is the starting checkpoint's
     # In the dev metric: while candidates compete, of the queries that choose; in a decision, of
     # those that judge.
     score: float
@@ -47,17 +47,17 @@ class Candidate(NamedTuple):
     lost: Sequence[str] = ()  # metrics of `eval.hold` that dropped, in words
 
 
-class Evidence(NamedTuple):
+class Comparison(NamedTuple):
     """What the queries that judge tell about a candidate and the starting checkpoint."""
 
     start: float  # the score of the starting checkpoint with its own pooler
     interval: tuple[float, float]  # of the candidate's gain, 95%
     sample: int  # the number of independent items that the interval is over
     best: float | None = None  # the score of the best checkpoint, if it is not a candidate
-    # The score of the start with the pooler that the run trains, if that is not its own.
+    # The score of the starting checkpoint with the pooler that the run trains, if not its own.
     start_with_pooler: float | None = None
-    # Whether BM25 finds enough to teach a query encoder: alone, it is not clearly worse than
-    # the start alone. None if another encoder is trained, or if too few documents tell.
+    # Whether BM25 finds enough to teach a query encoder: alone, it is not clearly worse than the
+    # starting checkpoint alone. None if another encoder is trained, or too few documents tell.
     words_teach: bool | None = None
 
 
@@ -66,9 +66,9 @@ class Decision:
     """What a run exports and why, and which search it recommends."""
 
     candidate: Candidate
-    evidence: Evidence
+    comparison: Comparison
     keeps_start: bool  # the starting checkpoint is exported and not the candidate
-    doubt: Literal["", "interval", "sample"]  # why a gain may be chance
+    caveat: Literal["", "interval", "sample"]  # why a gain may be chance
     compared: Sequence[System] = ()
     recommended: System | None = None  # of all systems
     search: System | None = None  # of those that need no other model than the exported one
@@ -76,12 +76,12 @@ class Decision:
     @property
     def is_higher(self) -> bool:
         """Whether the candidate has a higher score than the starting checkpoint."""
-        return self.candidate.score > self.evidence.start
+        return self.candidate.score > self.comparison.start
 
     @property
-    def weight(self) -> float:
+    def interpolation(self) -> float:
         """The share of the trained weights in the exported model."""
-        return 0.0 if self.keeps_start else self.candidate.weight
+        return 0.0 if self.keeps_start else self.candidate.interpolation
 
     @property
     def advised(self) -> System | None:
@@ -101,13 +101,14 @@ def in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
     Of candidates with equal scores, the one nearest to the starting checkpoint comes first.
     """
     kept = [each for each in candidates if each.keeps_quality] or candidates
-    return sorted(kept, key=lambda each: (-each.score, each.weight))
+    return sorted(kept, key=lambda each: (-each.score, each.interpolation))
 
 
 def choose(start: float, candidates: Sequence[Candidate]) -> Candidate:
-    """Return the first candidate that beats the start and loses nothing in `eval.hold`.
+    """Return the first candidate that beats `start` and loses nothing in `eval.hold`.
 
-    If there is none, it is the first one that beats the start, or else the first one.
+    If there is none, it is the first one that beats `start`, the starting checkpoint's score, or
+    else the first one.
 
     Args:
         start: The score of the starting checkpoint.
@@ -122,7 +123,7 @@ def choose(start: float, candidates: Sequence[Candidate]) -> Candidate:
 
 def decide(
     candidate: Candidate,
-    evidence: Evidence,
+    comparison: Comparison,
     *,
     keep_start: bool,
     compared: Sequence[System] = (),
@@ -131,20 +132,20 @@ def decide(
 
     Args:
         candidate: The best model of the run, with its score of the queries that judge.
-        evidence: What is known about its gain.
+        comparison: What is known about its gain.
         keep_start: Export the starting checkpoint unless the candidate is clearly better. An
             query encoder is exported if it is better and BM25 has something to teach
             (docs/records/search.md); if that is unknown, it must be clearly better, too.
         compared: Ways to search, if they were compared.
     """
-    is_higher = candidate.score > evidence.start
-    doubt: Literal["", "interval", "sample"] = ""
-    if is_higher and evidence.sample < FEWEST:
-        doubt = "sample"
-    elif is_higher and evidence.interval[0] <= 0:
-        doubt = "interval"
+    is_higher = candidate.score > comparison.start
+    caveat: Literal["", "interval", "sample"] = ""
+    if is_higher and comparison.sample < FEWEST:
+        caveat = "sample"
+    elif is_higher and comparison.interval[0] <= 0:
+        caveat = "interval"
     breaks_limit = bool(candidate.lost) or not candidate.keeps_quality
-    is_clear = not doubt if evidence.words_teach is None else evidence.words_teach
+    is_clear = not caveat if comparison.words_teach is None else comparison.words_teach
     helped = is_higher and is_clear and not breaks_limit
     keeps_start = keep_start and not helped
 
@@ -159,9 +160,9 @@ def decide(
         search = systems.recommend(usable, preferred) if usable else None
     return Decision(
         candidate,
-        evidence,
+        comparison,
         keeps_start,
-        doubt,
+        caveat,
         compared,
         recommended=recommended,
         search=search,
@@ -237,18 +238,18 @@ def _result(decision: Decision, wording: Wording) -> str:
     candidate = decision.candidate
     if not decision.is_higher:
         result = "Training did not help"
-    elif decision.evidence.words_teach is False:
+    elif decision.comparison.words_teach is False:
         result = (
             f"BM25 alone finds clearly less than {wording.start}, and on such collections the gain "
             "did not show in people's questions (docs/query_encoders.md)"
         )
-    elif decision.doubt and not decision.evidence.words_teach:
+    elif decision.caveat and not decision.comparison.words_teach:
         result = "Training did not clearly help"
     elif candidate.lost:
         result = "Training helped, but other queries got worse"
     elif not candidate.keeps_quality:
         result = "Training helped, but general quality dropped too far"
-    elif decision.doubt:
+    elif decision.caveat:
         return (
             "Training did not clearly help by queries made of documents. But BM25 alone finds "
             f"about as much as {wording.start}, and on such collections people's questions gained "
@@ -262,26 +263,26 @@ def _result(decision: Decision, wording: Wording) -> str:
 
 
 def _gain(decision: Decision, wording: Wording) -> str:
-    after, before = decision.candidate.score, decision.evidence.start
-    low, high = decision.evidence.interval
+    after, before = decision.candidate.score, decision.comparison.start
+    low, high = decision.comparison.interval
     too_few = f"fewer than {FEWEST} {wording.items} are too few to tell"
-    doubt = {
+    caveat = {
         "": "",
         "interval": "; the interval includes 0, so this may be chance",
         "sample": f"; {too_few}, so this may be chance",
-    }[decision.doubt]
-    interval = f"95% interval {low:+.2f} to {high:+.2f} over {wording.units}{doubt}"
+    }[decision.caveat]
+    interval = f"95% interval {low:+.2f} to {high:+.2f} over {wording.units}{caveat}"
     gain = f"{after - before:+.2f}, {interval}"
     return f"{wording.metric} {after:.2f} after training, {before:.2f} before ({gain})."
 
 
 def _training_alone(decision: Decision, wording: Wording) -> str:
-    """Say what training gained with one pooler, if the run trains another one than the start's."""
-    same_pooler = decision.evidence.start_with_pooler
+    """Say what training gained with one pooler, if that is not the starting checkpoint's."""
+    same_pooler = decision.comparison.start_with_pooler
     if same_pooler is None:
         return ""
     parts = {
-        "the change of pooler": same_pooler - decision.evidence.start,
+        "the change of pooler": same_pooler - decision.comparison.start,
         "training": decision.candidate.score - same_pooler,
     }
     changes = []
@@ -293,7 +294,7 @@ def _training_alone(decision: Decision, wording: Wording) -> str:
 
 
 def _exported(decision: Decision, wording: Wording) -> str:
-    trained = records.origin(decision.candidate.weight, wording.step)
+    trained = records.origin(decision.candidate.interpolation, wording.step)
     gains = decision.is_higher and decision.candidate.keeps_quality
     if not decision.keeps_start:
         return trained if gains else f"{trained} anyway"
@@ -303,7 +304,7 @@ def _exported(decision: Decision, wording: Wording) -> str:
 
 def _best_weights(decision: Decision, wording: Wording) -> str:
     """Say why a mixture is exported, if the best checkpoint has a higher score."""
-    best = decision.evidence.best
+    best = decision.comparison.best
     if decision.keeps_start or best is None or best <= decision.candidate.score:
         return ""
     why = ", but such mixtures answer people's own questions better (docs/records/search.md)"
@@ -332,10 +333,10 @@ def store(
         exported: The dev evaluation of the exported model.
         model: The exported model, with its masked-LM head if the run trained it.
     """
-    start = decision.evidence.start
+    start = decision.comparison.start
     selection = Selection(
         exported,
-        decision.weight,
+        decision.interpolation,
         verdict,
         judged=(start, start if decision.keeps_start else decision.candidate.score),
         systems=[system.summary() for system in decision.compared],
@@ -381,7 +382,7 @@ class Mixtures:
 
 
 def check_interpolation(config: Config, base: StartingCheckpoint) -> None:
-    """Check that the start has all parameters that `eval.interpolate` mixes.
+    """Check that the starting checkpoint has all parameters that `eval.interpolate` mixes.
 
     It mixes those of the trained encoder.
     """
@@ -431,13 +432,15 @@ def select(run: Run, baseline: Record) -> str:
     mixtures = Mixtures(base, best)
     measured = _measure(run, mixtures)
     candidate = _candidate(run, baseline, measured, mixtures)
-    judged = measured[candidate.weight]
+    judged = measured[candidate.interpolation]
     candidate = candidate._replace(score=chosen.judged(judged))
     needs_best = best.dev and 1.0 not in measured
     words_find_as_much = _words_find_as_much(run)
-    compared = _compare_systems(run, mixtures, candidate.weight, made_weight(words_find_as_much))
+    compared = _compare_systems(
+        run, mixtures, candidate.interpolation, made_weight(words_find_as_much)
+    )
     items, what = chosen.sample
-    evidence = Evidence(
+    comparison = Comparison(
         start=_judged_start(run, baseline),
         interval=chosen.interval(baseline.outcomes, judged.outcomes),
         sample=items,
@@ -446,7 +449,7 @@ def select(run: Run, baseline: Record) -> str:
         words_teach=words_find_as_much if run.config.trains_queries else None,
     )
     keep_start = run.config.eval.keep_start
-    decision = decide(candidate, evidence, keep_start=keep_start, compared=compared)
+    decision = decide(candidate, comparison, keep_start=keep_start, compared=compared)
     wording = Wording(
         start=base.name,
         metric=chosen.name,
@@ -480,12 +483,12 @@ def _exported_model(
     record = Record(
         best.step,
         best.pooler,
-        measured[decision.weight].scores,
+        measured[decision.interpolation].scores,
         run.evaluation.metric,
         baseline.text,
         dev_text=run.evaluation.text,
     )
-    return record, mixtures.saved(decision.weight).checkpoint
+    return record, mixtures.saved(decision.interpolation).checkpoint
 
 
 def _measure(run: Run, mixtures: Mixtures) -> dict[float, Measured]:
@@ -522,13 +525,15 @@ def _candidate(
     candidates = in_order(candidates)
     count = sum(each.score > start for each in candidates)
     if not count:  # the first one may still be better by the queries that judge
-        judged = evaluation.chosen.judged(measured[candidates[0].weight])
+        judged = evaluation.chosen.judged(measured[candidates[0].interpolation])
         count = int(judged > _judged_start(run, baseline))
     if count and hold:
         log_line(f"Checking whether other queries got worse (eval.hold: {', '.join(hold)}).")
         held = evaluation.held(run.base.encoder(run.config))
         for index, each in enumerate(candidates[:count]):
-            lost = evaluation.regressions(held, evaluation.held(mixtures.encoder(each.weight)))
+            lost = evaluation.regressions(
+                held, evaluation.held(mixtures.encoder(each.interpolation))
+            )
             if not lost:
                 break
             candidates[index] = each._replace(lost=lost)
@@ -540,9 +545,9 @@ def _judged_start(run: Run, baseline: Record) -> float:
 
 
 def _start_with_pooler(run: Run) -> float | None:
-    """Return the score of the start with the pooler that the run trains.
+    """Return the score of the starting checkpoint with the pooler that the run trains.
 
-    Return None if that is the start's own pooler.
+    Return None if that is its own pooler.
     """
     base, config = run.base, run.config
     if run.model_of or config.trains_masked_lm or base.pooler(config) == config.encoding_pooler:
@@ -559,7 +564,9 @@ def _limited_quality(run: Run, baseline: Record) -> str:
 
 
 def _words_find_as_much(run: Run) -> bool | None:
-    """Return whether BM25 finds about as much as the start, which has trained on no document.
+    """Return whether BM25 finds about as much as the starting checkpoint.
+
+    That has trained on no document, so queries of all documents can tell.
 
     Return None if the dev metric has no queries that were made of documents, or too few.
     """
@@ -576,7 +583,7 @@ def _words_find_as_much(run: Run) -> bool | None:
 def _compare_systems(
     run: Run, mixtures: Mixtures, weight: float, weight_of_words: float
 ) -> list[System]:
-    """Compare BM25, the start and the trained model on the queries of the dev metric, if any."""
+    """Compare BM25, the starting checkpoint and the trained model on the dev metric's queries."""
     metric = run.evaluation.chosen
     if not isinstance(metric, RetrievalMetric) or metric.name in SYMMETRIC_METRICS:
         return []
