@@ -212,6 +212,7 @@ def test_torch_reads_the_export_of_a_run_or_asks_for_it(run, tmp_path, model, mo
     (tmp_path / "run/checkpoints/7").mkdir(parents=True)
     (tmp_path / "run/config.json").write_text(json.dumps(Config().to_dict()))
     shutil.copytree(model, tmp_path / "run/export")
+    (tmp_path / "run/selection.json").touch()
     tasks = ("--tasks", "STSBenchmark", "--pooler", "avg", "--backend", "torch")
     assert run("--model", str(tmp_path / "run"), *tasks)[0] == 0
     step = tmp_path / "run/checkpoints/7"

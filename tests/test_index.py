@@ -460,6 +460,42 @@ def test_manifests_that_do_not_fit_are_refused_although_their_checksum_does(chan
         Index.load(tmp_path)
 
 
+def test_the_last_words_of_an_index_may_be_removed(tmp_path):
+    texts = [{"id": "a", "text": "red fox"}, {"id": "b", "text": "\U0001f44d"}]
+    for mode, encoder in (("lexical", None), ("hybrid", WordEncoder())):
+        index = Index(encoder, texts, mode=mode)
+        assert index.remove("a").removed == 1
+        index.save(tmp_path / mode)
+        again = Index.load(tmp_path / mode, encoder)
+        assert again.search("fox", mode="lexical") == [[]]
+        assert again.add([{"id": "c", "text": "old fox"}]).new == 1
+        assert again.search("fox", mode="lexical")[0][0].id == "c"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"id": 1, "text": "red fox"}, {"id": "1", "text": "blue bird"}],
+        [{"id": " a", "text": "red fox"}, {"id": "a", "text": "blue bird"}],
+    ],
+)
+def test_different_ids_do_not_become_one_document(rows):
+    with pytest.raises(DataError, match="would be one document"):
+        Index(None, rows, mode="lexical")
+
+
+def test_columns_by_themselves_and_names_in_capitals_are_read():
+    pandas, datasets = map(pytest.importorskip, ("pandas", "datasets"))
+    data = datasets.Dataset.from_dict({"id": [7, 8], "text": ["red fox", "blue bird"]})
+    for column in (pandas.Series(["red fox", "blue bird"]), data["text"]):
+        assert len(Index(None, column, mode="lexical")) == 2
+    for rows in (data.with_format("jax"), [{"ID": 7, "Title": "Fox", "Text": "red"}]):
+        assert Index(None, rows, mode="lexical").search("red")[0][0].id == "7"
+    repeated = pandas.DataFrame([["river", "cat"]], columns=["text", "text"])
+    with pytest.raises(DataError, match="two columns are called 'text'"):
+        Index(None, repeated, mode="lexical")
+
+
 def test_texts_of_symbols_are_kept_and_do_not_empty_a_document():
     symbols = ["\U0001f44d" * 3, "???", "C'est ???", "-"]
     rows = [{"id": key, "text": text} for key, text in zip("abcd", symbols, strict=True)]

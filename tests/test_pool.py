@@ -123,11 +123,14 @@ def test_a_process_that_ends_is_replaced(tmp_path):
     assert list(parse_files(files, with_code=True)) == [first] * 9
 
 
+# A background job of a shell ignores Ctrl-C, and so does what it starts.
 SCRIPT = """
+import signal
 import sys
 from pathlib import Path
 from diffcse_jax.documents.files.pool import parse_files
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 print("started", flush=True)
 for found in parse_files([Path(name) for name in sys.argv[1:]], with_code=True):
     print(type(found).__name__, "jax" in sys.modules, flush=True)

@@ -1,3 +1,4 @@
+import inspect
 import re
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from diffcse_jax.evaluation import EvaluationSettings, retrieval
 from diffcse_jax.evaluation.answers import answers_of, groups_of
 from diffcse_jax.evaluation.queries import choose_queries
 from diffcse_jax.evaluation.results import task_title
-from diffcse_jax.evaluation.retrieval import compare, measure
+from diffcse_jax.evaluation.retrieval import compare, measure, retrieval_scores
 from diffcse_jax.evaluation.runner import expand_groups, find_task
 from diffcse_jax.evaluation.search_collections import read_collection
 from diffcse_jax.evaluation.trec_runs import read_ranking
@@ -214,7 +215,7 @@ def test_odd_lines_of_pairs_are_counted(name, content, odd, tmp_path, capsys):
         ("a.csv", "anchor,positive\na,b\nc,d\n"),
         ("a.csv", "ask,find\na,b\nc,d\n"),
         ("a.tsv", "question\tanswer\na\tb\nc\td\n"),
-        ("a.tsv", "answer\tquestion\nb\ta\nd\tc\n"),
+        ("a.tsv", "Answer\tQuestion\nb\ta\nd\tc\n"),
         ("a.tsv", "id\tquestion\tanswer\tnote\n1\ta\tb\tx\n2\tc\td\t\n"),
         ("a.jsonl", '{"query": "a", "pos": ["b"]}\n{"query": "c", "pos": ["d"]}\n'),
         ("a.jsonl", '{"query": "a", "positive": ["b"]}\n{"query": "c", "positive": ["d"]}\n'),
@@ -254,6 +255,15 @@ def test_invalid_files_are_named(task, content, message, tmp_path, monkeypatch):
     (tmp_path / "pairs.tsv").write_text(content)
     with pytest.raises(DataError, match=message):
         find_task(task).run(letters(), tmp_path)
+
+
+@pytest.mark.parametrize(("queries", "targets"), [(0, 0), (5, 3)])
+def test_embeddings_that_cannot_be_ranked_are_refused(queries, targets):
+    vectors = np.ones((5, 3), np.float32)
+    with pytest.raises(DataError, match="give as many"):  # types at run time would come first
+        inspect.unwrap(retrieval_scores)(vectors[:queries], vectors[:targets])
+    with pytest.raises(DataError, match="NaN or infinite"):
+        retrieval_scores(vectors * np.nan, vectors)
 
 
 # Search collections

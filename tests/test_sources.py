@@ -1,6 +1,7 @@
 """What a name can stand for, and an account of everything that is found there."""
 
 import contextlib
+import dataclasses
 import functools
 import gzip
 import io
@@ -730,3 +731,21 @@ def test_single_sentences_are_refused_where_pairs_are_asked_for(
     with pytest.raises(DataError, match=message):
         opened(tmp_path / name, min_columns=2)
     assert opened(tmp_path / name).columns == (columns,)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("anchor,positive,negative", "anchor, positive, negative are pairs with hard negatives"),
+        ("Sentence1,sentence2,Score", "Score grades pairs of Sentence1, sentence2"),
+    ],
+)
+def test_pairs_that_are_no_documents_are_refused(head, message, tmp_path):
+    rows = "the river is wide here,boats go up the river,letters come on Monday\n"
+    (tmp_path / "a.csv").write_text(f"{head}\n{rows}")
+    data = DataConfig(train_file=str(tmp_path / "a.csv"), pairs="lead", held_out=0.1)
+    with pytest.raises(DataError, match=f"{message}, so its rows are no documents"):
+        open_split(data)
+    open_split(dataclasses.replace(data, columns=tuple(head.split(",")[:2])))
+    (tmp_path / "a.csv").write_text(f"question,answer,note\n{rows}")  # a lead and its rest
+    open_split(data)

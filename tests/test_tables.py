@@ -212,6 +212,11 @@ def test_what_the_first_line_is_taken_for_is_said(tmp_path, content, columns, nu
          [("How do I return it?", "Send it back."), ("When is it open?", "It is open at nine.")],
          "the first line holds no names of columns, so that it is read as a row; "
          "the columns are called column 1, column 2"),
+        *((f"{one},river bank\n{other},cat dog\n", ("column 1", "column 2"),
+           [(one, "river bank"), (other, "cat dog")],
+           f"{READ_AS_ROW}; the columns are called column 1, column 2")
+          for one, other in (("q1", "q2"), ("2024-01-01", "2024-01-02"), ("https://a.b/c", "https://a.b/d"))),
+        ("q1,q2\nyes,7\n", ("q1", "q2"), [("yes", "7")], ""),
         ("name,How old are you?\nAnna,I am very old.\n", ("name", "How old are you?"),
          [("Anna", "I am very old.")], ""),
         ("Create a list\tThis returns a list.\nDelete one of two or more lists\tIt is gone.\n",

@@ -142,6 +142,13 @@ def test_ignored_characters_and_capitals_do_not_matter(texts, queries, languages
         assert found == [[row] for row in range(len(texts))]
 
 
+def test_a_character_that_is_a_word_is_found():
+    texts = ["\u6211\u559d\u8336", "\u4ed6\u5403\u996d", "\ubb3c\uc744 \ub9c8\uc2e0\ub2e4"]
+    index = LexicalIndex.build(texts, "none")
+    for query, row in (("\u8336", 0), ("\u559d\u8336", 0), ("\u996d", 1), ("\ubb3c", 2)):
+        assert found_by_words(index.scores(query), 3).tolist() == [row]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

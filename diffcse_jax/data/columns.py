@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from diffcse_jax.documents.tables.names import LIST_NAMES, NAMES, PAIR_NAMES, is_grade
+from diffcse_jax.documents.tables.names import LIST_NAMES, NAMES, PAIR_NAMES, is_grade, named
 from diffcse_jax.documents.tables.values import text_of, without_missing
 
 ADVICE = "Name the columns in data.columns"
@@ -74,7 +74,7 @@ def why_not(available: Sequence[str], scales: Collection[str] = ()) -> str:
     if rivals := sorted(filter(_has_a_part, first.unused)):
         names = f"{', '.join(first.names)} and {', '.join(rivals)}"
         return f"{names} are names of several kinds of pairs. {ADVICE}"
-    if first.positive in ("positive", "pos"):
+    if first.positive.casefold() in ("positive", "pos"):
         return ""
     grades = sorted(filter(is_grade, first.unused))
     if grades:
@@ -89,18 +89,36 @@ def why_not(available: Sequence[str], scales: Collection[str] = ()) -> str:
     return ""
 
 
+def why_no_documents(available: Sequence[str]) -> str:
+    """Return why rows with these columns are not documents, but hard negatives or graded pairs.
+
+    The text is empty if they may be.
+    """
+    fitting = _fitting(available)
+    if not fitting:
+        return ""
+    first = fitting[0]
+    if first.hard_negatives:
+        return f"{', '.join(first.names)} are pairs with hard negatives"
+    if first.positive.casefold() in ("positive", "pos"):
+        return ""
+    grades = [name for name in first.unused if is_grade(name)]
+    return f"{', '.join(grades)} grades pairs of {', '.join(first.names)}" if grades else ""
+
+
 def _fitting(available: Sequence[str]) -> list[TrainingColumns]:
     """Return the parts by each set of known names whose sentence and positive are there."""
     fitting = []
     for names in (*PAIR_NAMES, LIST_NAMES):
-        sentence, positive, negative = names
+        negative = names[2]
         has_lists = names == LIST_NAMES
-        if not {sentence, positive} <= {*available}:
+        sentence, positive = (named(name, available) for name in names[:2])
+        if sentence is None or positive is None:
             continue
         numbered = {name: _number(name, negative) for name in available if negative}
         negatives = [name for name in numbered if numbered[name] is not None]
         if has_lists:
-            negatives = [name for name in negatives if name == negative]
+            negatives = [name for name in negatives if name.casefold() == negative]
         negatives.sort(key=lambda name: (numbered[name], name))
         used = (sentence, positive, *negatives)
         unused = tuple(name for name in available if name not in used)
@@ -111,12 +129,14 @@ def _fitting(available: Sequence[str]) -> list[TrainingColumns]:
 def _has_a_part(name: str) -> bool:
     """Return whether a column has one of the known names."""
     negatives = filter(None, (negative for *_, negative in PAIR_NAMES))
-    return name in NAMES or any(_number(name, negative) is not None for negative in negatives)
+    return name.casefold() in NAMES or any(
+        _number(name, negative) is not None for negative in negatives
+    )
 
 
 def _number(name: str, negative: str) -> int | None:
     """Return the number in the name of a hard negative, 0 without one; None for other columns."""
-    match = re.fullmatch(rf"{negative}(?:_?(\d+))?", name, flags=re.ASCII)
+    match = re.fullmatch(rf"{negative}(?:_?(\d+))?", name.casefold(), flags=re.ASCII)
     return int(match[1] or 0) if match else None
 
 

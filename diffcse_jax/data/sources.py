@@ -17,6 +17,7 @@ from diffcse_jax.data.columns import (
     common_negatives,
     expand,
     training_columns,
+    why_no_documents,
     why_not,
 )
 from diffcse_jax.data.pairs import corpus_of
@@ -62,8 +63,24 @@ def open_split(data: DataConfig) -> Split:
             "data.pairs='columns'"
         )
     opened = _opened(data)
+    if not data.columns and data.held_out < 1:  # otherwise nothing trains
+        _require_documents(opened)
     documents = documents_to_train(opened, data.columns)
     return Split(documents, data.held_out, strict=data.on_bad_line == "error")
+
+
+def _require_documents(opened: Opened) -> None:
+    """Raise `DataError` for tables of pairs that would be wrong as documents.
+
+    A hard negative would become a part of the positive, and each pair one, whatever its grade.
+    """
+    for table in opened.tables:
+        if reason := why_no_documents(table.columns):
+            raise DataError(
+                f"{table.name}: {reason}, so its rows are no documents. To train on pairs, use the "
+                "configuration base/sentence_encoder, or set data.pairs='columns'. To read columns "
+                "as documents, name them in data.columns"
+            )
 
 
 def _opened(data: DataConfig, *, of_rows: bool = False) -> Opened:

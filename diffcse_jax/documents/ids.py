@@ -8,13 +8,13 @@
 
 import itertools
 import re
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from diffcse_jax.documents.ledger import NOWHERE, Place
-from diffcse_jax.documents.tables.names import ID_COLUMNS
+from diffcse_jax.documents.tables.names import ID_COLUMNS, named
 from diffcse_jax.documents.tables.values import RoundedFloat, as_stored, text_of
 from diffcse_jax.errors import DataError, counted
 
@@ -28,9 +28,9 @@ def place_id(place: Place) -> str:
     return f"{place.file}:{place.row}" if place.row else place.file
 
 
-def id_among(columns: Container[str]) -> str | None:
+def id_among(columns: Iterable[str]) -> str | None:
     """Return the column that identifies rows by its name, or None."""
-    return next((each for each in ID_COLUMNS if each in columns), None)
+    return next(filter(None, (named(each, columns) for each in ID_COLUMNS)), None)
 
 
 def row_id(values: Mapping[str, Any], column: str | None, place: Place = NOWHERE) -> str:

@@ -46,6 +46,8 @@ def as_texts(texts: Any) -> Iterable[Any]:
     if rows := getattr(texts, "to_dicts", None) or getattr(texts, "to_pylist", None):
         return _as_stored(rows(), texts)
     if hasattr(texts, "columns") and hasattr(texts, "to_dict"):  # pandas
+        if repeated := [*texts.columns[texts.columns.duplicated()]]:
+            raise DataError(f"two columns are called {repeated[0]!r}. Rename one of them")
         return _as_stored(texts.to_dict("records"), texts)
     is_text = isinstance(texts, str | bytes | Mapping)  # a mapping has columns, or splits
     if is_text or not isinstance(texts, Iterable):
@@ -68,10 +70,11 @@ def _as_stored(rows: Iterable[Any], table: Any) -> Iterable[Any]:
 
 
 def _types(table: Any) -> Iterator[tuple[str, str]]:
-    """Yield the names and types of the columns of a table."""
-    if features := getattr(table, "features", None):  # datasets
+    """Yield the names and types of the columns of a table. A column by itself has none."""
+    features = getattr(table, "features", None)
+    if isinstance(features, Mapping):  # datasets
         names, types = [*features], [getattr(each, "dtype", "") for each in features.values()]
-    elif hasattr(table, "dtypes"):  # pandas and polars
+    elif hasattr(table, "dtypes") and hasattr(table, "columns"):  # pandas and polars
         names, types = [*table.columns], [*table.dtypes]
     elif schema := getattr(table, "schema", None):  # pyarrow
         names, types = schema.names, schema.types
@@ -102,6 +105,7 @@ def documents_in_memory(
             row_id(values_of(each), layout.id, Place(row=row)) if isinstance(each, Mapping) else ""
             for row, each in enumerate(texts, first + 1)
         ]
+        _require_different_ids(texts, layout.id, ids)
         keys = numbered_ids(ids, first, taken)
         for number, (text, key) in enumerate(zip(texts, keys, strict=True), first):
             if document := _document(text, number, layout, ledger):
@@ -113,6 +117,19 @@ def documents_in_memory(
         return hashlib.sha256(as_json(texts, "the given texts").encode()).hexdigest()
 
     return Documents("the given texts", read, fingerprint)
+
+
+def _require_different_ids(texts: Sequence[Any], column: str | None, ids: Sequence[str]) -> None:
+    """Raise `DataError` if two ids that are not equal would become one document, as 1 and "1"."""
+    first: dict[str, Any] = {}
+    for text, key in zip(texts, ids, strict=True):
+        if key:
+            value = values_of(text)[str(column)]
+            other = first.setdefault(key, value)
+            if isinstance(other, str) != isinstance(value, str) or other != value:
+                raise DataError(
+                    f"the ids {other!r} and {value!r} would be one document. Write equal ids alike"
+                )
 
 
 def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
@@ -143,11 +160,16 @@ def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
 
 
 def values_of(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the values of a dict. Missing ones are None; pandas' arrays are lists."""
+    """Return the values of a dict. Missing ones are None; arrays are lists or numbers."""
     return {
-        str(key): value.tolist() if isinstance(value, np.ndarray) else without_missing(value)
+        str(key): value.tolist() if _is_array(value) else without_missing(value)
         for key, value in row.items()
     }
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether a value is an array of NumPy, PyTorch or JAX; their scalars may be one."""
+    return hasattr(value, "tolist") and hasattr(value, "ndim") and not isinstance(value, np.generic)
 
 
 def _is_empty(text: Any, layout: Layout) -> bool:

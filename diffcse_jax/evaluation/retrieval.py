@@ -64,7 +64,14 @@ def retrieval_scores(
 
     Returns:
         `mrr` (mean reciprocal rank), `recall@1`, `recall@5` and `recall@10`.
+
+    Raises:
+        DataError: There are no queries, not as many targets, or numbers that are NaN or infinite.
     """
+    if not 0 < len(queries) == len(targets):
+        raise DataError(f"{len(queries):,} queries and {len(targets):,} targets: give as many")
+    if not (np.isfinite(queries).all() and np.isfinite(targets).all()):
+        raise DataError("an embedding has numbers that are NaN or infinite")
     return rank_scores(target_ranks(queries, targets, answers))
 
 

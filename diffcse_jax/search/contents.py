@@ -60,7 +60,7 @@ class Contents:
     documents: pa.Table = dataclasses.field(default_factory=DOCUMENTS.empty_table)
     passages: pa.Table = dataclasses.field(default_factory=PASSAGES.empty_table)
     embeddings: StoredEmbeddings | None = None
-    lexical: LexicalIndex | None = None  # also None if there are no passages
+    lexical: LexicalIndex | None = None  # also None if no passage has a word
     known_typical: Typical | None = None
 
     @functools.cached_property

@@ -463,7 +463,7 @@ def _contents(reader: Reader, settings: IndexSettings, encoder: EncoderRecord | 
         reader, "typical", list, lambda pair: len(pair) == 2 and all(map(_is_number, pair))
     )
     contents = Contents(documents, passages, embeddings, known_typical=Typical(*typical))
-    if settings.mode == "dense" or not len(passages):
+    if settings.mode == "dense" or not _value(reader, "language", str):  # no passage has a word
         return contents
     return dataclasses.replace(contents, lexical=_lexical(reader, settings, contents))
 

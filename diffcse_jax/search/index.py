@@ -43,7 +43,7 @@ from diffcse_jax.search.folder import (
     writing,
 )
 from diffcse_jax.search.hits import Hits
-from diffcse_jax.search.lexical import LexicalIndex
+from diffcse_jax.search.lexical import LexicalIndex, NoWordsError
 from diffcse_jax.search.modes import DEFAULT_WEIGHT
 from diffcse_jax.search.passages import Passage, passages_of
 from diffcse_jax.search.ranking import Request, rank
@@ -387,7 +387,14 @@ class Index:
             embeddings = embeddings.updated(order, none if vectors is None else vectors)
         if self.mode != "dense" and len(table):
             texts = searched_texts(table)
-            lexical = lexical_index(texts, self.settings.language, show_progress=show_progress)
+            # An index of words alone would find nothing. Later, the last words may be removed.
+            is_useless = self.mode == "lexical" and not len(old.documents)
+            lexical = lexical_index(
+                texts,
+                self.settings.language,
+                show_progress=show_progress,
+                needs_words=is_useless,
+            )
         return Contents(documents, table, embeddings, lexical)
 
     # Search
@@ -578,14 +585,23 @@ def _read(source: Documents, *, show_progress: bool, strict: bool) -> Reading:
     return Reading(documents, frozenset(ledger.emptied))
 
 
-def lexical_index(texts: Sequence[str], language: str, *, show_progress: bool) -> LexicalIndex:
-    """Count the words of texts, and say in which language they are read, unless it was named."""
-    if not language:
-        choice = choose_language(texts)
-        language = choice.language
-        if show_progress:
-            log_line(f"BM25: {choice}")
-    return LexicalIndex.build(texts, language)
+def lexical_index(
+    texts: Sequence[str], language: str, *, show_progress: bool, needs_words: bool = False
+) -> LexicalIndex | None:
+    """Count the words of texts, and say in which language they are read, unless it was named.
+
+    If no text has a word, `DataError` is raised if `needs_words`, and None returned otherwise.
+    """
+    choice = None if language else choose_language(texts)
+    try:
+        lexical = LexicalIndex.build(texts, choice.language if choice else language)
+    except NoWordsError:
+        if needs_words:
+            raise
+        return None
+    if choice and show_progress:
+        log_line(f"BM25: {choice}")
+    return lexical
 
 
 def check_count(name: str, value: Any) -> int:

@@ -18,6 +18,10 @@ K1, B = 1.2, 0.75
 MOST_STEMS = 1 << 18  # words whose stems are kept in memory
 
 
+class NoWordsError(DataError):
+    """Texts without a word, such as those of symbols."""
+
+
 class LexicalIndex:
     """The words of texts in a language, for BM25.
 
@@ -46,11 +50,16 @@ class LexicalIndex:
         index = cls(language or choose_language(texts).language)
         vocabulary: dict[str, int] = {}
         rows = [
-            [vocabulary.setdefault(word, len(vocabulary)) for word in index.words(text)]
+            [
+                vocabulary.setdefault(word, len(vocabulary))
+                for word in index.words(text, with_characters=True)
+            ]
             for text in texts
         ]
         if not vocabulary:
-            raise DataError("the texts have no words that BM25 could count. Use the mode 'dense'")
+            raise NoWordsError(
+                "the texts have no words that BM25 could count. Use the mode 'dense'"
+            )
         index._bm25.index((rows, vocabulary), create_empty_token=False, show_progress=False)
         return index
 

@@ -22,7 +22,7 @@ from diffcse_jax.documents.sentences import CJK, with_few_marks
 from diffcse_jax.errors import ConfigError, require_extra
 
 # Change this number when texts become other words. BM25 of older indexes is then counted again.
-WORD_RULES = 4
+WORD_RULES = 5
 NO_LANGUAGE = "none"  # neither stems nor stop words
 MAIN_SHARE = 0.8  # of the letters in one language; with a smaller share, the language is unclear
 
@@ -54,6 +54,7 @@ def _tokens(other_than: str = "") -> str:
 _IGNORED = _compiled(r"\p{Default_Ignorable_Code_Point}+")
 # Arabic vowel signs and the stroke that lengthens a word; Hebrew points and accents.
 _POINTS = _compiled(r"[\u0640[\p{M}&&[\p{scx=Arab}\p{scx=Hebr}]]]+")
+_WORDS_OF_ONE = _compiled(r"[\p{Han}\p{Hangul}]")
 _HAS_UNSPACED = _compiled(rf"[{_CHARACTER}&&{_UNSPACED}]")
 _TOKENS = _compiled(f"{_tokens()})")
 _MIXED_TOKENS = _compiled(rf"{_tokens('--' + _UNSPACED)} | [{_CHARACTER}&&{_UNSPACED}]++)")
@@ -153,9 +154,19 @@ class Words:
 
         self._stems_of = stems_of
 
-    def __call__(self, text: str) -> list[str]:
-        """Return the stems of the words, in order, without stop words."""
+    def __call__(self, text: str, *, with_characters: bool = False) -> list[str]:
+        """Return the stems of the words, in order, without stop words.
+
+        Args:
+            text: A text or a query.
+            with_characters: Also return each Chinese, Japanese or Korean character that may be a
+                word, as a query of this character alone looks for it.
+        """
         tokens = tokens_of(text)
+        if with_characters:
+            pairs = (token for _, token in tokens if len(token) == 2)
+            found = dict.fromkeys(itertools.chain.from_iterable(map(_WORDS_OF_ONE.findall, pairs)))
+            tokens += [("", character) for character in found]
         is_shouted = _is_shouted(text, tokens)
         stems = (self._stems_of(letter, token, is_shouted) for letter, token in tokens)
         return list(itertools.chain.from_iterable(stems))

@@ -279,7 +279,10 @@ def _with_words(index: Index) -> Contents:
     if contents.lexical or not len(contents.passages):
         return contents
     words = lexical_index(
-        searched_texts(contents.passages), index.settings.language, show_progress=True
+        searched_texts(contents.passages),
+        index.settings.language,
+        show_progress=True,
+        needs_words=True,
     )
     return dataclasses.replace(contents, lexical=words)
 

@@ -126,13 +126,16 @@ def in_precision(precision: str, function: Callable[..., Any]) -> Callable[..., 
     return jax.default_matmul_precision("highest")(function) if precision == "float32" else function
 
 
-@functools.cache  # it walks over all devices, and each batch asks
 def shards_of(mesh: Mesh) -> Shards:
     """Return the part of every batch that this process feeds.
 
     It has the rows of its devices, which must be neighbours.
     """
-    here = jax.process_index()
+    return _shards_of(mesh, jax.process_index())
+
+
+@functools.cache  # it walks over all devices, and each batch asks
+def _shards_of(mesh: Mesh, here: int) -> Shards:
     processes = [[device.process_index for device in devices] for devices in mesh.devices]
     local = [row for row, indices in enumerate(processes) if here in indices]
     if not local or local[-1] - local[0] + 1 != len(local):

@@ -27,6 +27,7 @@ from diffcse_jax.documents.tables.records import (
 )
 from diffcse_jax.documents.tables.table import Table, table_of
 from diffcse_jax.documents.tables.values import (
+    ADDRESS,
     LONGEST_ROW,
     is_words,
     listed,
@@ -47,6 +48,7 @@ LETTER = re.compile(r"[^\W\d_]")
 SENTENCE = re.compile("[.!\u2026\u3002\uff01]$")
 SIX_WORDS = re.compile(r"(\S+\s+){5}\S")
 WHOLE_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+CODE = re.compile(r"(?=.*\d)(?=.*[^\d.,])[\w./:-]+", re.ASCII)  # has a digit and something else
 YEAR = re.compile(r"(19|20)\d\d", re.ASCII)
 KNOWN_COLUMNS = NAMES | GRADES | {*ID_COLUMNS, *TEXT_COLUMNS, TITLE_COLUMN}
 # A field of a tsv file with quotes around it or without, and what ends it.
@@ -294,9 +296,11 @@ def _filled(fields: Sequence[str]) -> int:
 def _is_row(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Return whether the first line is a row, and not the names of the columns.
 
-    A row has a sentence and is like the lines below, or it has a number above numbers.
+    A row has a sentence and is like the lines below, or it has a number above numbers, or an id, a
+    date or an address above others.
     """
-    if KNOWN_COLUMNS.isdisjoint(fields) and _has_number(fields, rows):
+    is_unknown = KNOWN_COLUMNS.isdisjoint(map(str.casefold, fields))
+    if is_unknown and (_has_number(fields, rows) or _has_code(fields, rows)):
         return True
     kinds = [_kind(field, alone=len(fields) == 1) for field in fields]
     if not {"sentence", "question"} & set(kinds):
@@ -308,6 +312,26 @@ def _is_row(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         if ("words" if kind == "sentence" else kind) != expected and below.total():
             return False
     return True
+
+
+def _has_code(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether a column has codes of one form, such as `q1` and `q2`, from the first line on.
+
+    Dates and addresses are such codes. The lines below names have other forms.
+    """
+    for place, field in enumerate(fields):
+        form = _form(field)
+        if rows and form and all(place < len(row) and _form(row[place]) == form for row in rows):
+            return True
+    return False
+
+
+def _form(field: str) -> str:
+    """Return the form of an id with letters and digits, of a date or an address; else nothing."""
+    if ADDRESS.match(field):
+        return "address"
+    is_code = CODE.fullmatch(field) and not WHOLE_NUMBER.fullmatch(field)
+    return re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", field)) if is_code else ""
 
 
 def _has_number(fields: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

@@ -19,7 +19,7 @@ from diffcse_jax.documents.ledger import (
     Place,
     usable,
 )
-from diffcse_jax.documents.tables.names import TEXT_COLUMNS, TITLE_COLUMN
+from diffcse_jax.documents.tables.names import TEXT_COLUMNS, TITLE_COLUMN, named
 from diffcse_jax.documents.tables.values import CHOOSES, listed, text_of
 from diffcse_jax.documents.text.encodings import readable
 from diffcse_jax.errors import DataError
@@ -94,9 +94,9 @@ def layout_of(
         is_open: Later rows may have other columns, such as a title.
     """
     column = id_column or id_among(columns)
-    known = next((each for each in TEXT_COLUMNS if each in columns), None)
+    known = next(filter(None, (named(each, columns) for each in TEXT_COLUMNS)), None)
     if known:
-        title = TITLE_COLUMN if is_open or TITLE_COLUMN in columns else None
+        title = named(TITLE_COLUMN, columns) or (TITLE_COLUMN if is_open else None)
         return Layout((known,), title, column, is_whole=len(columns) == 1)
     texts = tuple(each for each in text_columns if each != column)
     if not texts:

@@ -1,6 +1,7 @@
 """The names of columns by which their part is known: ids, titles, texts, pairs and grades."""
 
 import re
+from collections.abc import Iterable
 
 ID_COLUMNS = ("_id", "id")
 TITLE_COLUMN = "title"
@@ -34,6 +35,12 @@ GRADES |= {
     "stars",
 }
 _CAPITAL_IN_WORD = re.compile("(?<=[a-z])(?=[A-Z])")
+
+
+def named(name: str, columns: Iterable[str]) -> str | None:
+    """Return the column of this name, or else the only one that differs by its capitals."""
+    others = [column for column in columns if column.casefold() == name]
+    return name if name in others else others[0] if len(others) == 1 else None
 
 
 def is_grade(name: str) -> bool:
