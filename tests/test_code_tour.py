@@ -16,7 +16,10 @@ from diffcse_jax.documents.open import open_documents_to_search
 # Files that the page names below the table of rows, because they only open the file.
 NAMED_BELOW = {
     f"documents/{name}.py"
-    for name in ("find", "tables/formats", "tables/delimited", "tables/values", "tables/arrow")
+    for name in (
+        *("find", "tables/formats", "tables/delimited"),
+        *("tables/names", "tables/values", "tables/arrow"),
+    )
 }
 PAGE = Path(__file__).parents[1] / "docs/code_tour.md"
 

@@ -494,6 +494,8 @@ def test_columns_by_themselves_and_names_in_capitals_are_read():
     repeated = pandas.DataFrame([["river", "cat"]], columns=["text", "text"])
     with pytest.raises(DataError, match="two columns are called 'text'"):
         Index(None, repeated, mode="lexical")
+    with pytest.raises(DataError, match="a set has another order"):
+        Index(None, {"river", "cat"}, mode="lexical")
 
 
 def test_texts_of_symbols_are_kept_and_do_not_empty_a_document():

@@ -42,6 +42,8 @@ def as_texts(texts: Any) -> Iterable[Any]:
 
     Tables of pandas, polars, pyarrow and datasets are known.
     """
+    if isinstance(texts, set | frozenset):
+        raise DataError("a set has another order in each process. Give a list")
     # polars has the first method, and pyarrow the second.
     if rows := getattr(texts, "to_dicts", None) or getattr(texts, "to_pylist", None):
         return _as_stored(rows(), texts)
