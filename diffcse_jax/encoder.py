@@ -272,15 +272,23 @@ class SentenceEncoder:
         return cls.of_pretrained(hf.read_encoders(str(export or name)), name, **options)
 
     @classmethod
-    def of_pretrained(cls, encoders: hf.Encoders, name: str, **options: Any) -> "SentenceEncoder":
-        """Return the encoder of checkpoints that are in memory, as their folders record it.
+    def of_pretrained(
+        cls,
+        encoders: hf.Encoders,
+        name: str,
+        *,
+        record_of: Callable[[hf.Pretrained], RecordedPooler] = sentence_folder.recorded,
+        **options: Any,
+    ) -> "SentenceEncoder":
+        """Return the encoder of checkpoints that are in memory.
 
-        Options are those of `from_pretrained`.
+        `record_of` returns what the folder of a checkpoint records. Options are those of
+        `from_pretrained`.
         """
         documents, queries = encoders
         if queries is not None:
-            options["queries"] = cls.of(queries, sentence_folder.recorded(queries), name, **options)
-        return cls.of(documents, sentence_folder.recorded(documents), name, **options)
+            options["queries"] = cls.of(queries, record_of(queries), name, **options)
+        return cls.of(documents, record_of(documents), name, **options)
 
     @classmethod
     def from_saved(
@@ -291,11 +299,7 @@ class SentenceEncoder:
         Options are those of `from_pretrained`.
         """
         name = name or f"the checkpoint of step {saved.step}"
-        encoder = cls.of(saved.checkpoint, saved.recorded, name, **options)
-        if saved.documents is None:
-            return encoder
-        record = saved.recorded_of_documents
-        return cls.of(saved.documents, record, name, queries=encoder, **options)
+        return cls.of_pretrained(saved.checkpoints, name, record_of=saved.record_of, **options)
 
     @classmethod
     def of(

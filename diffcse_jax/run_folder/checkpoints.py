@@ -441,11 +441,10 @@ class SavedEncoder(Record):
         """The pooler of the starting checkpoint and the modules after it."""
         return self.start_head.applied(self.baseline.pooler) if self.baseline else ""
 
-    @property
-    def recorded(self) -> RecordedPooler:
-        """What the folder of another checkpoint would record."""
-        head = self.checkpoint.pooler if self.pooler == "cls" else None
-        return RecordedPooler(self.pooler, head, None, self.checkpoint.sentence_head, self.prompts)
+    def record_of(self, checkpoint: Pretrained) -> RecordedPooler:
+        """Return what the folder of one of `checkpoints` would record."""
+        head = checkpoint.pooler if self.pooler == "cls" else None
+        return RecordedPooler(self.pooler, head, None, checkpoint.sentence_head, self.prompts)
 
     @property
     def checkpoints(self) -> Encoders:
@@ -453,14 +452,6 @@ class SavedEncoder(Record):
         if self.documents is None:
             return Encoders(self.checkpoint)
         return Encoders(self.documents, self.checkpoint)
-
-    @property
-    def recorded_of_documents(self) -> RecordedPooler:
-        """What the folder of the document encoder would record."""
-        assert self.documents is not None
-        of_documents = self.documents
-        head = of_documents.pooler if self.pooler == "cls" else None
-        return RecordedPooler(self.pooler, head, None, of_documents.sentence_head, self.prompts)
 
 
 def read_encoder(path: Path) -> SavedEncoder:

@@ -159,7 +159,7 @@ def open_start_or_run(config: Config, mesh: Mesh) -> tuple[Config, StartingCheck
             f"{path} has a query encoder and a document encoder. Name one of them: "
             f"{path}/export/query or {path}/export/document"
         )
-    return networks.prepare_start(config, mesh, saved.checkpoint, saved.recorded)
+    return networks.prepare_start(config, mesh, saved.checkpoint, saved.record_of(saved.checkpoint))
 
 
 def _tokens(config: Config, data: TaskData, start: StartingCheckpoint) -> TokenStore:

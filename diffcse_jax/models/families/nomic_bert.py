@@ -1,6 +1,7 @@
 """NomicBERT (Nussbaum et al. 2024): BERT with rotary positions and gated units.
 
-Its blocks have no biases.
+Its blocks have no biases. Its masked-LM head is read as transformers 5 writes it, with biases; the
+head of the authors' own pre-training has none, and is not read.
 """
 
 import dataclasses
