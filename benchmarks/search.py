@@ -116,7 +116,7 @@ def anonymous_memory() -> int:
 
 
 def write_vectors(path: Path, rows: int, dimension: int, queries: int) -> None:
-    """Write random embeddings of length 1, and such queries in a file beside them."""
+    """Write random embeddings of length 1, and queries of the same kind to `queries.npy`."""
     from diffcse_jax.models.pooling import normalize
 
     rng = np.random.default_rng(0)

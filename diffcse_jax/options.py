@@ -107,7 +107,10 @@ def read_value(name: str, text: str, field: dataclasses.Field) -> Any:
         with contextlib.suppress(ValueError, SyntaxError):
             value = ast.literal_eval(text)
     if is_tuple and not isinstance(value, (tuple, list)):
-        value = (
-            [item.strip() for item in text.split(",") if item.strip()] if kind is str else (value,)
-        )
+        value = names_in(text) if kind is str else (value,)
     return check_value(name, value, field)
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names in a text such as `sts, transfer`."""
+    return [name.strip() for name in text.split(",") if name.strip()]

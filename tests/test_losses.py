@@ -238,12 +238,14 @@ def test_edited_sentences_are_positives_or_hard_negatives():
         )
 
 
-def test_gelu_keeps_the_digits_of_bfloat16():
+@pytest.mark.parametrize("name", ["gelu", "gelu_new"])
+def test_activations_keep_the_digits_of_bfloat16(name):
     x = jnp.linspace(-3, -0.05, 1000).astype(jnp.bfloat16)
-    exact = jax.nn.gelu(x.astype(jnp.float32), approximate=False)
-    found = jax.jit(ACTIVATIONS["gelu"])(x)
-    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.01)  # 0.37 by one formula
-    assert found.dtype == jax.grad(lambda x: ACTIVATIONS["gelu"](x).sum())(x).dtype == jnp.bfloat16
+    exact = jax.nn.gelu(x.astype(jnp.float32), approximate=name != "gelu")
+    activation = ACTIVATIONS[name]
+    found = jax.jit(activation)(x)
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.01)  # 0.37 in bfloat16
+    assert found.dtype == jax.grad(lambda x: activation(x).sum())(x).dtype == jnp.bfloat16
 
 
 def test_a_constant_column_has_a_finite_gradient():

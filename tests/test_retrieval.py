@@ -21,6 +21,7 @@ from diffcse_jax.evaluation.retrieval import compare, measure, retrieval_scores
 from diffcse_jax.evaluation.runner import expand_groups, find_task
 from diffcse_jax.evaluation.search_collections import read_collection
 from diffcse_jax.evaluation.trec_runs import read_ranking
+from diffcse_jax.options import names_in
 
 
 def test_scores_of_known_ranks():
@@ -170,7 +171,7 @@ def test_tasks_on_own_files(tmp_path):
     assert [task_title(each) for each in (name, "STS12")] == ["pairs_retrieval a/test", "STS12"]
     assert task_title("retrieval:a/faq-v1.1 + BM25") == "retrieval a/faq-v1.1 + BM25"
     assert task_title("documents:.") == f"documents {Path.cwd().name}"
-    assert expand_groups(["STS12", f" {name}"], "test") == ["STS12", name]
+    assert expand_groups(names_in(f"STS12, {name}"), "test") == ["STS12", name]
     scores = find_task(name).run(letters(), tmp_path)
     assert scores == pytest.approx(
         {"mrr": 100, "recall@1": 100, "recall@5": 100, "recall@10": 100, "n": 3}
@@ -260,7 +261,7 @@ def test_invalid_files_are_named(task, content, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("queries", "targets"), [(0, 0), (5, 3)])
 def test_embeddings_that_cannot_be_ranked_are_refused(queries, targets):
     vectors = np.ones((5, 3), np.float32)
-    with pytest.raises(DataError, match="give as many"):  # types at run time would come first
+    with pytest.raises(DataError, match="give one for each"):  # types at run time would come first
         inspect.unwrap(retrieval_scores)(vectors[:queries], vectors[:targets])
     with pytest.raises(DataError, match="NaN or infinite"):
         retrieval_scores(vectors * np.nan, vectors)

@@ -740,11 +740,11 @@ def test_single_sentences_are_refused_where_pairs_are_asked_for(
         ("Sentence1,sentence2,Score", "Score grades pairs of Sentence1, sentence2"),
     ],
 )
-def test_pairs_that_are_no_documents_are_refused(head, message, tmp_path):
+def test_pairs_that_are_not_documents_are_refused(head, message, tmp_path):
     rows = "the river is wide here,boats go up the river,letters come on Monday\n"
     (tmp_path / "a.csv").write_text(f"{head}\n{rows}")
     data = DataConfig(train_file=str(tmp_path / "a.csv"), pairs="lead", held_out=0.1)
-    with pytest.raises(DataError, match=f"{message}, so its rows are no documents"):
+    with pytest.raises(DataError, match=f"{message}, so its rows are not documents"):
         open_split(data)
     open_split(dataclasses.replace(data, columns=tuple(head.split(",")[:2])))
     (tmp_path / "a.csv").write_text(f"question,answer,note\n{rows}")  # a lead and its rest

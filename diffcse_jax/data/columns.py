@@ -74,7 +74,7 @@ def why_not(available: Sequence[str], scales: Collection[str] = ()) -> str:
     if rivals := sorted(filter(_has_a_part, first.unused)):
         names = f"{', '.join(first.names)} and {', '.join(rivals)}"
         return f"{names} are names of several kinds of pairs. {ADVICE}"
-    if first.positive.casefold() in ("positive", "pos"):
+    if _is_called_positive(first):
         return ""
     grades = sorted(filter(is_grade, first.unused))
     if grades:
@@ -89,7 +89,7 @@ def why_not(available: Sequence[str], scales: Collection[str] = ()) -> str:
     return ""
 
 
-def why_no_documents(available: Sequence[str]) -> str:
+def why_not_documents(available: Sequence[str]) -> str:
     """Return why rows with these columns are not documents, but hard negatives or graded pairs.
 
     The text is empty if they may be.
@@ -100,10 +100,15 @@ def why_no_documents(available: Sequence[str]) -> str:
     first = fitting[0]
     if first.hard_negatives:
         return f"{', '.join(first.names)} are pairs with hard negatives"
-    if first.positive.casefold() in ("positive", "pos"):
+    if _is_called_positive(first):
         return ""
     grades = [name for name in first.unused if is_grade(name)]
     return f"{', '.join(grades)} grades pairs of {', '.join(first.names)}" if grades else ""
+
+
+def _is_called_positive(columns: TrainingColumns) -> bool:
+    """Return whether the name of the positive says that it is one, whatever grades it."""
+    return columns.positive.casefold() in ("positive", "pos")
 
 
 def _fitting(available: Sequence[str]) -> list[TrainingColumns]:

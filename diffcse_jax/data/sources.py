@@ -17,8 +17,8 @@ from diffcse_jax.data.columns import (
     common_negatives,
     expand,
     training_columns,
-    why_no_documents,
     why_not,
+    why_not_documents,
 )
 from diffcse_jax.data.pairs import corpus_of
 from diffcse_jax.data.split import Split
@@ -75,11 +75,11 @@ def _require_documents(opened: Opened) -> None:
     A hard negative would become a part of the positive, and each pair one, whatever its grade.
     """
     for table in opened.tables:
-        if reason := why_no_documents(table.columns):
+        if reason := why_not_documents(table.columns):
             raise DataError(
-                f"{table.name}: {reason}, so its rows are no documents. To train on pairs, use the "
-                "configuration base/sentence_encoder, or set data.pairs='columns'. To read columns "
-                "as documents, name them in data.columns"
+                f"{table.name}: {reason}, so its rows are not documents. To train on pairs, use "
+                "the configuration base/sentence_encoder, or set data.pairs='columns'. To read "
+                "columns as documents, name them in data.columns"
             )
 
 

@@ -85,8 +85,8 @@ class Corpus:
         """Return the usable rows, in their order. The first ones are read at once.
 
         Raises:
-            DataError: No row is usable.
-            DataError: The source cannot be read, or `strict` is set and a text cannot be used.
+            DataError: No row is usable, the source cannot be read, or `strict` is set and a text
+                cannot be used.
         """
         ledger = self.new_ledger() if ledger is None else ledger
         rows = itertools.chain.from_iterable(self.read(ledger))

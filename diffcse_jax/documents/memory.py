@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diffcse_jax.documents.document import Document, Documents, Section
-from diffcse_jax.documents.ids import numbered_ids, row_id
+from diffcse_jax.documents.ids import as_id, numbered_ids
 from diffcse_jax.documents.ledger import Ledger, Place, usable
 from diffcse_jax.documents.tables.layout import (
     Layout,
@@ -103,11 +103,15 @@ def documents_in_memory(
 
     def read(ledger: Ledger) -> Iterator[Document]:
         layout = _layout_of(texts, id_column)
-        ids = [
-            row_id(values_of(each), layout.id, Place(row=row)) if isinstance(each, Mapping) else ""
-            for row, each in enumerate(texts, first + 1)
+        given = [
+            values_of(each).get(str(layout.id)) if isinstance(each, Mapping) else None
+            for each in texts
         ]
-        _require_different_ids(texts, layout.id, ids)
+        ids = [
+            "" if each is None else as_id(each, Place(row=row))
+            for row, each in enumerate(given, first + 1)
+        ]
+        _require_different_ids(ids, given)
         keys = numbered_ids(ids, first, taken)
         for number, (text, key) in enumerate(zip(texts, keys, strict=True), first):
             if document := _document(text, number, layout, ledger):
@@ -121,17 +125,20 @@ def documents_in_memory(
     return Documents("the given texts", read, fingerprint)
 
 
-def _require_different_ids(texts: Sequence[Any], column: str | None, ids: Sequence[str]) -> None:
-    """Raise `DataError` if two ids that are not equal would become one document, as 1 and "1"."""
+def _require_different_ids(ids: Sequence[str], given: Sequence[Any]) -> None:
+    """Raise `DataError` if two ids that are not equal would become one document, as 1 and "1".
+
+    Args:
+        ids: The ids as text, empty for texts without one.
+        given: The ids as they were given.
+    """
     first: dict[str, Any] = {}
-    for text, key in zip(texts, ids, strict=True):
-        if key:
-            value = values_of(text)[str(column)]
-            other = first.setdefault(key, value)
-            if isinstance(other, str) != isinstance(value, str) or other != value:
-                raise DataError(
-                    f"the ids {other!r} and {value!r} would be one document. Write equal ids alike"
-                )
+    for key, value in zip(ids, given, strict=True):
+        other = first.setdefault(key, value) if key else value
+        if isinstance(other, str) != isinstance(value, str) or other != value:
+            raise DataError(
+                f"the ids {other!r} and {value!r} would be one document. Write equal ids alike"
+            )
 
 
 def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
@@ -162,7 +169,7 @@ def _layout_of(texts: Sequence[Any], id_column: str) -> Layout:
 
 
 def values_of(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the values of a dict. Missing ones are None; arrays are lists or numbers."""
+    """Return the values of a dict, with None for missing ones, and arrays as lists or numbers."""
     return {
         str(key): value.tolist() if _is_array(value) else without_missing(value)
         for key, value in row.items()

@@ -25,7 +25,7 @@ class Encoder(Protocol):
 
     @property
     def queries(self) -> "Encoder | None":
-        """The query encoder, if they have another one than documents."""
+        """The query encoder, if queries have an encoder of their own."""
 
     def encode(
         self, sentences: Sequence[str], *, batch_size: int = 64, prompt: str | None = None

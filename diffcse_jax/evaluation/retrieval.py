@@ -66,10 +66,11 @@ def retrieval_scores(
         `mrr` (mean reciprocal rank), `recall@1`, `recall@5` and `recall@10`.
 
     Raises:
-        DataError: There are no queries, not as many targets, or numbers that are NaN or infinite.
+        DataError: There are no queries, another number of targets, or numbers that are NaN or
+            infinite.
     """
     if not 0 < len(queries) == len(targets):
-        raise DataError(f"{len(queries):,} queries and {len(targets):,} targets: give as many")
+        raise DataError(f"{len(queries):,} queries and {len(targets):,} targets: give one for each")
     if not (np.isfinite(queries).all() and np.isfinite(targets).all()):
         raise DataError("an embedding has numbers that are NaN or infinite")
     return rank_scores(target_ranks(queries, targets, answers))

@@ -46,6 +46,7 @@ from diffcse_jax.evaluation.systems import (
 from diffcse_jax.evaluation.trec_runs import check_run_files
 from diffcse_jax.io import expand_path, write_json
 from diffcse_jax.models.unread import added_up
+from diffcse_jax.options import names_in
 
 
 def score_documents(encoder: Encoder, file: str, settings: EvaluationSettings) -> dict[str, Any]:
@@ -117,7 +118,6 @@ def expand_groups(names: Iterable[str], mode: str) -> list[str]:
 
 
 def _full_name(name: str) -> str:
-    name = name.strip()
     if own_kind(name):
         return name
     known = {_plain(each): each for each in (*NAMES, *TASKS)} | ALIASES
@@ -237,7 +237,9 @@ def _find_data(
 
 def _plan(settings: EvaluationSettings) -> dict[str, Task]:
     """Check the settings before hours are spent on them, and return the tasks by name."""
-    names = expand_groups(settings.tasks.split(","), settings.mode)
+    names = expand_groups(names_in(settings.tasks), settings.mode)
+    if not names:
+        raise ConfigError("--tasks is empty. Name a task, such as sts")
     if settings.queries_file:
         if "retrieval" not in names:
             raise ConfigError("--queries are searched by the task retrieval. Add it to --tasks")

@@ -20,6 +20,7 @@ from diffcse_jax.evaluation import EvaluationSettings
 from diffcse_jax.evaluation.search_collections import COLLECTION, Collection
 from diffcse_jax.hosts import report
 from diffcse_jax.io import disk_errors, expand_path, json_digest, write_text
+from diffcse_jax.options import names_in
 
 Ranking = Mapping[str, Mapping[str, float]]  # by query: scores by document
 
@@ -198,7 +199,7 @@ def check_run_files(settings: EvaluationSettings) -> None:
 
 
 def _collections(settings: EvaluationSettings) -> list[str]:
-    tasks = (task.strip().partition(":") for task in settings.tasks.split(","))
+    tasks = (task.partition(":") for task in names_in(settings.tasks))
     return [folder for kind, _, folder in tasks if kind == COLLECTION and folder]
 
 

@@ -118,9 +118,8 @@ def _download(hub_id: str) -> Path:
     except CheckpointError:
         raise
     except Exception as error:  # a dozen types: offline, not found, gated, bad name
-        if "/" not in hub_id:
-            with contextlib.suppress(Exception):  # the first error says what is wrong
-                return _snapshot(f"{LIBRARY}/{hub_id}")
+        if "/" not in hub_id and (folder := _of_library(hub_id)):
+            return folder
         reason = str(error)[:300].splitlines()[:1]
         raise CheckpointError(
             f"{hub_id[:200]!r} is neither a local folder nor a model that can be downloaded now "
@@ -128,6 +127,19 @@ def _download(hub_id: str) -> Path:
             "folder with config.json, model.safetensors and tokenizer.json. The encoder `minilm` "
             "needs no network."
         ) from error
+
+
+def _of_library(name: str) -> Path | None:
+    """Fetch a model of sentence-transformers by its name alone; return None if there is none."""
+    hub_id = f"{LIBRARY}/{name}"
+    try:
+        folder = _snapshot(hub_id)
+    except CheckpointError:
+        raise
+    except Exception:  # the error of the given name says what is wrong
+        return None
+    log_line(f"notice: {name} is {hub_id}")
+    return folder
 
 
 def _snapshot(hub_id: str) -> Path:

@@ -20,20 +20,28 @@ Initializer = Callable[[PRNGKeyArray, tuple[int, ...]], jax.Array]
 
 def _gelu(x: jax.Array) -> jax.Array:
     # By erf, as PyTorch computes it. The erfc of jax.nn.gelu takes twice the time on a CPU.
-    def by_erf(x: jax.Array) -> jax.Array:
-        return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
-
-    if x.dtype == jnp.float32:
-        return by_erf(x)
-    # 1 + erf(x) would lose nearly all digits of bfloat16 where erf(x) is near -1. The backward pass
-    # computes it again, because float32 values would take twice the memory of x.
-    return jax.checkpoint(lambda x: by_erf(x.astype(jnp.float32)).astype(x.dtype))(x)
+    return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
 
 
+def _in_float32(activation: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """Return an activation that keeps the digits of bfloat16 where it adds numbers near 1 and -1.
+
+    The backward pass computes it again, because float32 values would take twice the memory of x.
+    """
+
+    def applied(x: jax.Array) -> jax.Array:
+        if x.dtype == jnp.float32:
+            return activation(x)
+        return jax.checkpoint(lambda x: activation(x.astype(jnp.float32)).astype(x.dtype))(x)
+
+    return applied
+
+
+_GELU_BY_TANH = _in_float32(partial(jax.nn.gelu, approximate=True))
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": _gelu,
-    "gelu_new": partial(jax.nn.gelu, approximate=True),
-    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+    "gelu": _in_float32(_gelu),
+    "gelu_new": _GELU_BY_TANH,
+    "gelu_pytorch_tanh": _GELU_BY_TANH,
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,

@@ -169,7 +169,12 @@ class Index:
             embeddings = StoredEmbeddings.of(store.mapped(), settings.storage)
             record = store.encoder
         if settings.mode != "dense" and len(passages):
-            lexical = lexical_index(searched_texts(passages), settings.language, show_progress=True)
+            lexical = lexical_index(
+                searched_texts(passages),
+                settings.language,
+                show_progress=True,
+                needs_words=settings.mode == "lexical",
+            )
         contents = Contents(documents, passages, embeddings, lexical)
         inputs = (input_of(store.folder),)
         return cls.of(Stored(settings, contents, record, inputs), name=str(store.folder))
@@ -598,6 +603,8 @@ def lexical_index(
     except NoWordsError:
         if needs_words:
             raise
+        if show_progress:
+            log_line("notice: no text has a word that BM25 could count")
         return None
     if choice and show_progress:
         log_line(f"BM25: {choice}")

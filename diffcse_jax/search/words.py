@@ -162,11 +162,7 @@ class Words:
             with_characters: Also return each Chinese, Japanese or Korean character that may be a
                 word, as a query of this character alone looks for it.
         """
-        tokens = tokens_of(text)
-        if with_characters:
-            pairs = (token for _, token in tokens if len(token) == 2)
-            found = dict.fromkeys(itertools.chain.from_iterable(map(_WORDS_OF_ONE.findall, pairs)))
-            tokens += [("", character) for character in found]
+        tokens = tokens_of(text, with_characters=with_characters)
         is_shouted = _is_shouted(text, tokens)
         stems = (self._stems_of(letter, token, is_shouted) for letter, token in tokens)
         return list(itertools.chain.from_iterable(stems))
@@ -215,10 +211,11 @@ def _is_shouted(text: str, tokens: Sequence[tuple[str, str]]) -> bool:
     return len(tokens) > 1 and text.isupper()
 
 
-def tokens_of(text: str) -> list[tuple[str, str]]:
+def tokens_of(text: str, *, with_characters: bool = False) -> list[tuple[str, str]]:
     """Return a text's tokens in order: each is a letter that is a name, or else any other token.
 
-    One of a pair is empty. A letter that is a name is not a stop word: `vitamin A`.
+    One of a pair is empty. A letter that is a name is not a stop word: `vitamin A`. Text without
+    spaces becomes pairs of characters, `with_characters` followed by those that may be words.
     """
     if text.isascii():
         return _TOKENS.findall(text)
@@ -234,6 +231,8 @@ def tokens_of(text: str) -> list[tuple[str, str]]:
         is_unspaced = len(token) > 1 and _HAS_UNSPACED.match(token)
         pairs = map("".join, itertools.pairwise(token)) if is_unspaced else [token]
         tokens += [(letter, pair) for pair in pairs]
+        if is_unspaced and with_characters:
+            tokens += [("", character) for character in _WORDS_OF_ONE.findall(token)]
     return tokens
 
 

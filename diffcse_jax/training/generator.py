@@ -129,7 +129,7 @@ def train_head(
         for number, batch in numbered:
             head, opt_state, value = step(head, opt_state, *batch)
             jax.block_until_ready(previous)
-            # The loss of the step before: that of this one is not there yet.
+            # Show the loss of the step before, because this one's is not computed yet.
             shows = previous is not None and number % LOSS_SHOWN_EVERY == 0
             progress.update(1, f"loss {float(previous):.2f}" if shows else "")
             previous = value

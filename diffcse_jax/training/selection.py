@@ -145,7 +145,9 @@ def decide(
     elif is_higher and comparison.interval[0] <= 0:
         caveat = "interval"
     breaks_limit = bool(candidate.lost) or not candidate.keeps_quality
-    is_clear = not caveat if comparison.words_teach is None else comparison.words_teach
+    is_clear = not caveat
+    if comparison.words_teach is not None:
+        is_clear = comparison.words_teach
     helped = is_higher and is_clear and not breaks_limit
     keeps_start = keep_start and not helped
 

@@ -19,6 +19,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.runner import require_own_files
 from diffcse_jax.hosts import log_line, terminated_like_interrupted
 from diffcse_jax.io import disk_errors, expand_path, lock
+from diffcse_jax.options import names_in
 
 
 def run_study(options: StudyOptions) -> int:
@@ -30,9 +31,7 @@ def run_study(options: StudyOptions) -> int:
     """
     name, study = read_study(options.config)
     if options.tasks is not None:
-        study = dataclasses.replace(
-            study, tasks=tuple(filter(None, map(str.strip, options.tasks.split(","))))
-        )
+        study = dataclasses.replace(study, tasks=tuple(names_in(options.tasks)))
     if options.seeds is not None:
         study = study.with_seeds(options.seeds)
     folder = expand_path(options.workdir or Path("runs") / "studies" / name)

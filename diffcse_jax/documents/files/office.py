@@ -61,7 +61,7 @@ def office_markdown(content: bytes, kind: str) -> tuple[str, Mapping[str, int]]:
     """Return the text of a document as Markdown, and how many parts are not read, by kind.
 
     In the text, other characters stand for `&`, `<` and `>` until it is HTML: see
-    `without_stand_ins`. In Markdown, nothing would mean these characters in code and outside.
+    `without_stand_ins`. Markdown has no way to write them that means the same in code and outside.
     """
     if content.startswith(OLE) and ENCRYPTED_PART in content:
         raise EncryptedError
