@@ -153,7 +153,7 @@ def _snapshot(hub_id: str) -> Path:
     wanted += ["[0-9]*_*/model.safetensors", f"[0-9]*_*/{PICKLED}"]  # of other modules
     root = Path(fetch(allow_patterns=wanted))
     if (root / EXPORT_CHECK).is_file():  # which names all files, with their checksums
-        named = read_json(root / EXPORT_CHECK).get("files", {})
+        named = read_json_object(root / EXPORT_CHECK).get("files", {})
         return Path(fetch(allow_patterns=[*wanted, *named]))
     if (root / ROUTER).is_file():  # two encoders, in folders of their own
         return Path(fetch(allow_patterns=[*wanted, "*/model*.safetensors"]))

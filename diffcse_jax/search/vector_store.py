@@ -231,7 +231,8 @@ def find_store(path: Path) -> VectorStore | None:
     """Open a folder of embeddings; return None if there are none.
 
     Parquet files of others may have a column of the same name. They lack the metadata, and are
-    text. So are, for the reader of text to name, files that cannot be read where nothing is ours.
+    text. If no file is ours, those that cannot be read are left to the reader of text, which names
+    them.
     """
     if path.suffix == ".parquet" and path.is_file() and _may_be_own(path):
         raise DataError(f"{path} is a part of the embeddings in {path.parent}. Give the folder")
@@ -306,7 +307,7 @@ def _is_own(part: Path) -> bool:
 
 
 def _may_be_own(part: Path) -> bool:
-    """Return the same for a file that may be of another kind, or damaged."""
+    """Return whether a file is ours; False if it is of another kind, or damaged."""
     with contextlib.suppress(DataError):
         return _is_own(part)
     return False
