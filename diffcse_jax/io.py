@@ -17,6 +17,7 @@ import socket
 import stat
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -195,10 +196,16 @@ def disk_errors(
 
 
 def _is_of_jax(error: Exception) -> bool:
-    """Return whether a computation failed, perhaps one that another process takes part in."""
+    """Return whether JAX raised the error, perhaps because another process is lost.
+
+    A computation that starts raises a `ValueError` for a lost process, and one that is under way a
+    `JaxRuntimeError`.
+    """
     from jax.errors import JaxRuntimeError
 
-    return isinstance(error, JaxRuntimeError)
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    module = frame.f_globals.get("__name__", "")
+    return isinstance(error, JaxRuntimeError) or module.partition(".")[0] == "jax"
 
 
 def _reported_by_system(error: Exception) -> OSError | None:
