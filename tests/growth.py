@@ -25,11 +25,14 @@ def assert_small(call: Callable[[str], object], make: Callable[[int], str], numb
 
 
 def assert_linear(call: Callable[[str], object], part: str) -> None:
-    """Assert that four times the text takes about four times as long. The square would take 16 times."""
+    """Assert that four times the text takes about four times as long. The square would take 16 times.
+
+    Other work on the machine may lengthen one measurement, and hardly three.
+    """
     number = 250
     while (before := seconds(call, part * number)) < 0.01 and number < 64_000:
         number *= 2
-    assert seconds(call, part * 4 * number) < 8 * before + 0.05
+    assert any(seconds(call, part * 4 * number) < 8 * before + 0.05 for _ in range(3))
 
 
 def calls(call: Callable[[str], object], text: str) -> int:
