@@ -212,8 +212,14 @@ def test_few_positions_and_packed_tokens_have_the_states_of_the_full_output(fami
             )
 
 
-def test_heads_that_share_registers_and_recomputed_activations_have_the_same_gradients():
-    config = dataclasses.replace(sizes("modernbert"), num_blocks=1, windows=(2,))
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("modernbert", {"num_blocks": 2, "windows": (0, 2)}), ("mpnet", {"num_blocks": 2})],
+)
+def test_heads_that_share_registers_and_recomputed_activations_have_the_same_gradients(
+    family, options
+):
+    config = dataclasses.replace(sizes(family), **options)
     outputs = partial(gradients_and_states, rows=ROWS, keys=row_keys(0), last_positions=2)
     expected = outputs(dataclasses.replace(config, recompute=False), random_params(config))
     for lanes in (1, 16):  # two heads of 8 features fill 16 lanes

@@ -27,12 +27,17 @@ def _in_float32(activation: Callable[[jax.Array], jax.Array]) -> Callable[[jax.A
     """Return an activation that keeps the digits of bfloat16 where it adds numbers near 1 and -1.
 
     The backward pass computes it again, because float32 values would take twice the memory of x.
+    On a TPU, a barrier (`prevent_cse`) would keep that out of the product before it.
     """
 
     def applied(x: jax.Array) -> jax.Array:
         if x.dtype == jnp.float32:
             return activation(x)
-        return jax.checkpoint(lambda x: activation(x.astype(jnp.float32)).astype(x.dtype))(x)
+
+        def rounded(x: jax.Array) -> jax.Array:
+            return activation(x.astype(jnp.float32)).astype(x.dtype)
+
+        return jax.checkpoint(rounded, prevent_cse=False)(x)
 
     return applied
 
@@ -72,6 +77,16 @@ class Dense(nnx.Module):
     def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
         product = matmul(x.astype(self.dtype), jnp.asarray(self.kernel[...]))
         return product if self.bias is None else _add(product, jnp.asarray(self.bias[...]))
+
+    def by_group(
+        self, x: Float[Array, "tokens inputs"], groups: int
+    ) -> Float[Array, "groups tokens features"]:
+        """Return the outputs in equal groups, whose axis comes first.
+
+        On a TPU, the product writes the groups itself. Split afterwards, they would be copied.
+        """
+        bias = None if self.bias is None else jnp.asarray(self.bias[...])
+        return _dense_by_group(x.astype(self.dtype), jnp.asarray(self.kernel[...]), bias, groups)
 
 
 class Embedding(nnx.Module):
@@ -185,6 +200,38 @@ _add.defvjp(
         gradient,
         gradient.reshape(-1, len(bias)).sum(axis=0, dtype=bias.dtype),
     ),
+)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _dense_by_group(
+    x: Float[Array, "tokens inputs"],
+    kernel: Float[Array, "inputs outputs"],
+    bias: Float[Array, " outputs"] | None,
+    groups: int,
+) -> Float[Array, "groups tokens features"]:
+    """Return x @ kernel + bias by group, with the gradients of `matmul` and `_add`."""
+    by_group = kernel.astype(x.dtype).reshape(len(kernel), groups, -1)
+    product = jnp.einsum("ti,igf->gtf", x, by_group, preferred_element_type=x.dtype)
+    return product if bias is None else product + bias.astype(x.dtype).reshape(groups, 1, -1)
+
+
+def _dense_by_group_backward(
+    _groups: int, saved: tuple[jax.Array, jax.Array, jax.Array | None], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    x, kernel, bias = saved
+    by_group = kernel.astype(x.dtype).reshape(len(kernel), len(gradient), -1)
+    x_gradient = jnp.einsum("gtf,igf->ti", gradient, by_group, preferred_element_type=x.dtype)
+    # As one axis: CPUs have no other product of bfloat16 whose result is float32.
+    flat = gradient.swapaxes(0, 1).reshape(len(x), -1)
+    kernel_gradient = jnp.dot(x.T, flat, preferred_element_type=kernel.dtype)
+    bias_gradient = None if bias is None else gradient.sum(axis=1, dtype=bias.dtype).reshape(-1)
+    return x_gradient, kernel_gradient, bias_gradient
+
+
+_dense_by_group.defvjp(
+    lambda x, kernel, bias, groups: (_dense_by_group(x, kernel, bias, groups), (x, kernel, bias)),
+    _dense_by_group_backward,
 )
 
 

@@ -29,11 +29,17 @@ from diffcse_jax.batch import (
     token_keys,
     unpack,
 )
-from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
+from diffcse_jax.models.layers import (
+    ACTIVATIONS,
+    Dense,
+    Embedding,
+    LayerNorm,
+    dropout,
+)
 
 LogitBias = Float[Array, "rows #heads _queries _length"]  # one for all queries, or one for each
 # Queries, keys or values of heads, or of groups of heads.
-Grouped = Float[Array, "rows groups _length features"]
+Grouped = Float[Array, "groups rows _length features"]
 # The bias on logits of tokens that are not seen. A sum of two is finite.
 UNSEEN = np.finfo(np.float32).min / 2
 
@@ -362,8 +368,8 @@ class SelfAttention(nnx.Module):
     A token sees all others, or those in a window. Positions may be rotary.
 
     On a TPU, heads are computed in groups whose features together fill the lanes of a register. A
-    head sees zeros in place of the other heads' features, so results do not change. Elsewhere a
-    group is one head.
+    head sees zeros in place of the other heads' features, so results do not change. The products
+    write the groups, unless padding is left out. Elsewhere a group is one head.
 
     Sentences of more than `most_queries` tokens are computed in parts, or by the device's kernel if
     it can: in bfloat16, without a window and without dropout.
@@ -386,6 +392,8 @@ class SelfAttention(nnx.Module):
         self.head_size = config.hidden_size // config.num_heads
         fitting = max(1, config.lanes // self.head_size)
         self.heads_of_group = fitting if config.num_heads % fitting == 0 else 1
+        self.num_groups = config.num_heads // self.heads_of_group
+        self.splits_in_product = config.lanes > 1
         self.rate = config.attention_dropout[index]
         self.rotary_base = config.rotary_bases[index] if config.rotary_bases else 0.0
         self.rotary_factor = config.rotary_factor
@@ -407,11 +415,10 @@ class SelfAttention(nnx.Module):
         positions: int | None,
     ) -> Float[Array, "*outputs hidden"]:
         """Return the output at all tokens. With `positions`, return rows of the first positions."""
-        key, value = (
-            self._groups(unpack(part(hidden_states), rows)) for part in (self.key, self.value)
-        )
+        key = self._of_rows(self.key, hidden_states, rows)
+        value = self._of_rows(self.value, hidden_states, rows)
         if positions is None:
-            query = self._groups(unpack(self.query(hidden_states), rows))
+            query = self._of_rows(self.query, hidden_states, rows)
         else:
             query = self._groups(self.query(unpack(hidden_states, rows)[:, :positions]))
             bias = bias[:, :, :positions]
@@ -429,8 +436,10 @@ class SelfAttention(nnx.Module):
         else:
             attend = self._attend_in_parts if is_long else self._attend
             attended = attend(query, key, value, bias, keys)
-        attended = attended.transpose(0, 2, 1, 3).reshape(len(attended), attended.shape[2], -1)
-        return self.output(attended if positions else pack(attended, rows))
+        # First one axis of tokens, which a TPU moves behind the groups without a copy.
+        joined = attended.reshape(self.num_groups, -1, attended.shape[-1]).swapaxes(0, 1)
+        joined = joined.reshape(*attended.shape[1:3], -1)
+        return self.output(joined if positions else pack(joined, rows))
 
     def _attend(
         self,
@@ -450,21 +459,17 @@ class SelfAttention(nnx.Module):
             positions = jnp.arange(first, first + query.shape[2])
             distance = jnp.abs(positions[:, None] - jnp.arange(key.shape[2])[None])
             bias += jnp.where(distance <= self.window, 0.0, UNSEEN)[None, None]
-        # The softmax is float32. It is divided by its sum after the product with the values, which
-        # are fewer, and masked by a bias, which XLA fuses. Both halve the time of the forward pass
-        # on a CPU.
+        # Padding is masked by a bias, which XLA fuses.
         query = self._own_features(query[:, :, None])
-        logits = jnp.einsum("BGHTD,BGSD->BGHTS", query, key, preferred_element_type=jnp.float32)
-        by_group = logits.shape
-        logits = logits.reshape(len(query), self.num_heads, *by_group[3:])
-        logits = logits / jnp.sqrt(jnp.float32(self.head_size)) + bias
-        largest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-        exponentials = jnp.exp(logits - largest)
-        kept = dropout(exponentials.astype(value.dtype), self.rate, keys).reshape(by_group)
-        attended = jnp.einsum("BGHTS,BGSD->BGHTD", kept, value, preferred_element_type=jnp.float32)
-        attended = attended / exponentials.sum(axis=-1).reshape(*by_group[:-1], 1)
+        logits = jnp.einsum("GBHTD,GBSD->GBHTS", query, key, preferred_element_type=jnp.float32)
+        logits = logits / jnp.sqrt(jnp.float32(self.head_size)) + self._heads_by_group(bias)
+        # The masks are of each row, so rows come first.
+        probabilities = jax.nn.softmax(logits).astype(value.dtype).swapaxes(0, 1)
+        kept = dropout(probabilities, self.rate, keys).swapaxes(0, 1)
+        attended = jnp.einsum("GBHTS,GBSD->GBHTD", kept, value, preferred_element_type=jnp.float32)
         if self.window:  # padding may see no real token
-            attended = jnp.where(largest.reshape(*by_group[:-1], 1) > UNSEEN / 2, attended, 0.0)
+            sees_some = logits.max(axis=-1, keepdims=True) > UNSEEN / 2
+            attended = jnp.where(sees_some, attended, 0.0)
         return self._own_features(attended).sum(axis=2).astype(value.dtype)
 
     def _attend_in_parts(
@@ -507,13 +512,25 @@ class SelfAttention(nnx.Module):
         attended = jax.lax.map(lambda each: attend(*each), (jnp.arange(parts), by_part))
         return attended.transpose(1, 2, 0, 3, 4).reshape(query.shape)[:, :, :count]
 
+    def _of_rows(self, project: Dense, hidden_states: Tokens, rows: TokenRows) -> Grouped:
+        if rows.layout is not None or not self.splits_in_product:
+            return self._groups(unpack(project(hidden_states), rows))
+        by_group = project.by_group(hidden_states, self.num_groups)
+        return by_group.reshape(self.num_groups, *rows.input_ids.shape, by_group.shape[-1])
+
     def _groups(self, states: Float[Array, "rows length hidden"]) -> Grouped:
-        features = self.heads_of_group * self.head_size
-        return states.reshape(*states.shape[:2], -1, features).transpose(0, 2, 1, 3)
+        return states.reshape(*states.shape[:2], self.num_groups, -1).transpose(2, 0, 1, 3)
+
+    def _heads_by_group(
+        self, bias: LogitBias
+    ) -> Float[Array, "#groups rows #heads _queries _length"]:
+        rows, heads, *others = bias.shape
+        groups = 1 if heads == 1 else self.num_groups
+        return bias.reshape(rows, groups, heads // groups, *others).swapaxes(0, 1)
 
     def _own_features(
         self, states: jax.Array
-    ) -> Float[Array, "rows groups heads _length features"]:
+    ) -> Float[Array, "groups rows heads _length features"]:
         """Return each head's own features.
 
         In place of the features of the other heads of its group, there are zeros.
@@ -540,11 +557,11 @@ def fused_attention(
     The kernel keeps no logits.
     """
     lengths = jnp.maximum(lengths, 1)  # a row without tokens would be a mean of nothing
-    by_token = (states.swapaxes(1, 2) for states in (query, key, value))
+    by_token = (states.transpose(1, 2, 0, 3) for states in (query, key, value))
     attended = jax.nn.dot_product_attention(
         *by_token, key_value_seq_lengths=lengths, implementation="cudnn"
     )
-    return attended.swapaxes(1, 2)
+    return attended.transpose(2, 0, 1, 3)
 
 
 def logit_bias(
