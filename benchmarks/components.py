@@ -43,8 +43,7 @@ class LibraryAttention(transformer.SelfAttention):
         del bias
         shape = (*rows.input_ids.shape, self.num_heads, -1)
         query, key, value = (
-            part(hidden_states).swapaxes(0, 1).reshape(shape)
-            for part in (self.query, self.key, self.value)
+            part(hidden_states).reshape(shape) for part in (self.query, self.key, self.value)
         )
         mask = (rows.attention_mask > 0)[:, None, None, :]
         attended = jax.nn.dot_product_attention(query, key, value, mask=mask)

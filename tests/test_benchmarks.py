@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import (
     compile_all,
+    components,
     loss_gradients,
     profile_step,
     search_collections,
@@ -231,3 +232,12 @@ def test_a_collection_is_recorded_with_the_score_of_each_seed():
     run = {"made": made, "all": asked, "recommended": "start"}
     costs = {"tau": pytest.approx(-1), "lost": 15, "lost_recommended": 5}
     assert search_collections.agreement(run) == costs
+
+
+def test_variants_of_attention_compute_the_same():
+    """A fault: the library's attention got tokens and features in each other's place."""
+    with jax.numpy_rank_promotion("allow"):  # JAX's own attention needs it
+        first, *others = (
+            compute() for compute in components.attention("tiny", 4, 6, backward=False).values()
+        )
+    np.testing.assert_allclose(others, [first], rtol=1e-4)

@@ -29,13 +29,7 @@ from diffcse_jax.batch import (
     token_keys,
     unpack,
 )
-from diffcse_jax.models.layers import (
-    ACTIVATIONS,
-    Dense,
-    Embedding,
-    LayerNorm,
-    dropout,
-)
+from diffcse_jax.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, dropout
 
 LogitBias = Float[Array, "rows #heads _queries _length"]  # one for all queries, or one for each
 # Queries, keys or values of heads, or of groups of heads.
