@@ -71,9 +71,10 @@ class TokenRows(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """Passages that the queries of a batch are compared with, and what a teacher thinks of them.
+    """Queries, the passages that they are compared with, and what a teacher thinks of these.
 
     Attributes:
+        queries: Embeddings of length 1, by the starting checkpoint. Shape (examples, dim), float32.
         passages: Embeddings of length 1 that do not change. Shape (passages, dim), float32.
         scores: The teacher's scores, and -inf for passages that are left out of a query's ranking.
             Shape (examples, passages), float32.
@@ -81,6 +82,7 @@ class Ranked(NamedTuple):
             (examples,), float32.
     """
 
+    queries: Any
     passages: Any
     scores: Any
     spread: Any
@@ -89,6 +91,8 @@ class Ranked(NamedTuple):
 class Batch(NamedTuple):
     """A batch of examples. The views of an example are its anchor, positive and hard negatives.
 
+    Queries whose passages are ranked have embeddings and no tokens.
+
     Attributes:
         input_ids: Shape (examples, views, length), int32.
         attention_mask: Shape (examples, views, length), int32.
@@ -96,11 +100,11 @@ class Batch(NamedTuple):
         anchor_layout: The layout of the anchors alone.
         next: The sentence that follows each example in its document, once per view.
         labels: Labels by the name of their task. Shape (examples,), int32 or float32.
-        ranked: Passages that a teacher ranks for the examples, which are queries.
+        ranked: The examples as queries, with passages that a teacher ranks for them.
     """
 
-    input_ids: Any
-    attention_mask: Any
+    input_ids: Any = None
+    attention_mask: Any = None
     layout: PackedLayout | None = None
     anchor_layout: PackedLayout | None = None
     next: "Batch | None" = None
@@ -109,7 +113,7 @@ class Batch(NamedTuple):
 
     @property
     def num_views(self) -> int:
-        """The number of views: 2, plus one per column of hard negatives. Queries have 1."""
+        """The number of views: 2, plus one per column of hard negatives."""
         return self.input_ids.shape[1]
 
     @property

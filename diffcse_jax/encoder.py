@@ -286,9 +286,13 @@ class SentenceEncoder:
         `from_pretrained`.
         """
         documents, queries = encoders
+        record = record_of(documents)
         if queries is not None:
-            options["queries"] = cls.of(queries, record_of(queries), name, **options)
-        return cls.of(documents, record_of(documents), name, **options)
+            # The whole document encoder's name stands for both encoders, which may differ in it.
+            whole = record.sentence_head.applied(record.pooler)
+            of_queries = options | {"pooler": None} if options.get("pooler") == whole else options
+            options["queries"] = cls.of(queries, record_of(queries), name, **of_queries)
+        return cls.of(documents, record, name, **options)
 
     @classmethod
     def from_saved(

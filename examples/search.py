@@ -33,11 +33,10 @@ def main() -> None:
     )
     parser.add_argument("--query", action="append", help="a query of your own; may be repeated")
     options = parser.parse_args()
-    with reported_to_user():
-        encoders = {
-            "before": SentenceEncoder.from_pretrained(options.before),
-            "after": SentenceEncoder.from_pretrained(options.after),
-        }
+    encoders = {
+        "before": SentenceEncoder.from_pretrained(options.before),
+        "after": SentenceEncoder.from_pretrained(options.after),
+    }
     pairs = docstring_pairs()
     queries, documents = ([*texts] for texts in zip(*pairs, strict=True))
     print(f"\n{len(documents)} held-out functions: find a docstring by its first sentence\n")
@@ -97,4 +96,5 @@ def print_columns(texts: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reported_to_user():
+        main()

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from tiny_model import random_params, write_smallest_model
+from tiny_model import HIDDEN, random_params, write_smallest_model
 
 from diffcse_jax import SentenceEncoder, export
 from diffcse_jax.apps import require_model
@@ -14,7 +14,9 @@ from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation import CachedEncoder, encode_pairs
 from diffcse_jax.evaluation.backends import TorchEncoder
 from diffcse_jax.io import write_tensors
-from diffcse_jax.models import hf
+from diffcse_jax.models import hf, sentence_folder
+from diffcse_jax.models.heads import RecordedHead
+from diffcse_jax.models.sentence_folder import RecordedPooler
 from diffcse_jax.models.transformer import Transformer
 from diffcse_jax.search.index import Index
 
@@ -26,21 +28,24 @@ TEXTS = ["how do i delete the account", "page of an old user"]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """The starting checkpoint, and an export whose queries have other weights."""
+    """The starting checkpoint, and an export whose queries have other weights and a projection."""
     root = tmp_path_factory.mktemp("two")
     start = write_smallest_model(root / "start", WORDS)
-    (root / "trained").mkdir()
-    shutil.copytree(start, root / "trained", dirs_exist_ok=True)
+    shutil.copytree(start, root / "trained")
+    projection = np.random.default_rng(0).normal(size=(HIDDEN, HIDDEN)).astype(np.float32)
+    projected = RecordedHead("avg").with_projection("avg", projection)
+    sentence_folder.write(start, RecordedPooler("avg"), 1, HIDDEN)
+    trained = RecordedPooler("avg", sentence_head=projected)
+    sentence_folder.write(root / "trained", trained, 1, HIDDEN)
     config = hf.read(str(start)).config
     tensors = hf.to_hf(random_params(Transformer, config, seed=1), "transformer", config)
     write_tensors(root / "trained/model.safetensors", tensors)
     checkpoints = hf.Encoders(hf.read(str(start)), hf.read(str(root / "trained")))
     encoder = SentenceEncoder.of(
         checkpoints.documents,
-        export.sentence_folder.recorded(checkpoints.documents),
+        sentence_folder.recorded(checkpoints.documents),
         "two",
-        pooler="avg",
-        queries=SentenceEncoder.from_pretrained(root / "trained", pooler="avg"),
+        queries=SentenceEncoder.from_pretrained(root / "trained"),
     )
     (root / "both").mkdir()
     export.write_folder(export.Source(checkpoints, encoder), root / "both")
@@ -55,10 +60,12 @@ def both(folders):
 
 def test_queries_and_documents_have_their_own_weights(folders, both):
     start, trained = (
-        SentenceEncoder.from_pretrained(folders / name, pooler="avg")
-        for name in ("start", "trained")
+        SentenceEncoder.from_pretrained(folders / name) for name in ("start", "trained")
     )
-    copies = both, pickle.loads(pickle.dumps(both))
+    named = SentenceEncoder.from_pretrained(
+        folders / "both", pooler="avg"
+    )  # of the document encoder
+    copies = both, named, pickle.loads(pickle.dumps(both))
     for encoder in copies:
         np.testing.assert_array_equal(encoder.encode_document(TEXTS), start.encode(TEXTS))
         np.testing.assert_array_equal(encoder.encode_query(TEXTS), trained.encode(TEXTS))
@@ -73,7 +80,7 @@ def test_sentence_transformers_reads_both_encoders(folders, both):
     from sentence_transformers import SentenceTransformer
 
     theirs = SentenceTransformer(str(folders / "both"), device="cpu")
-    ours = TorchEncoder(str(folders / "both"))
+    ours = TorchEncoder(str(folders / "both"), "avg")
     for task in ("query", "document"):
         expected = both.encode(TEXTS, task=task)
         np.testing.assert_allclose(theirs.encode(TEXTS, task=task), expected, atol=1e-5)
@@ -109,7 +116,7 @@ def test_the_card_next_to_the_router_states_the_languages(folders, tmp_path):
 
 
 def test_an_index_of_the_start_stays_valid(folders, both, tmp_path):
-    start = SentenceEncoder.from_pretrained(folders / "start", pooler="avg")
+    start = SentenceEncoder.from_pretrained(folders / "start")
     index = Index(start, TEXTS)
     index.save(tmp_path / "index")
     found = Index.load(tmp_path / "index", both)

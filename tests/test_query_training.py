@@ -1,5 +1,8 @@
 """Training the query encoder alone."""
 
+import dataclasses
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,15 +18,18 @@ from diffcse_jax.data.sources import open_split
 from diffcse_jax.documents.sentences import words
 from diffcse_jax.errors import ConfigError, DataError, Interrupted
 from diffcse_jax.losses.ranking import kl_divergence
+from diffcse_jax.models.heads import HeadLayer, RecordedHead, SentenceHead
+from diffcse_jax.models.layers import bind, definition
 from diffcse_jax.models.pooling import normalize
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler, write
-from diffcse_jax.run_folder.checkpoints import read_parameters
+from diffcse_jax.run_folder.checkpoints import read_encoder, read_parameters
 from diffcse_jax.run_folder.records import read_metrics
 from diffcse_jax.search.index import Index
 from diffcse_jax.search.ranking import Request, rank
 from diffcse_jax.search.vector_store import EncoderRecord
 from diffcse_jax.training import queries
-from diffcse_jax.training.queries import Queries, Teacher
+from diffcse_jax.training.queries import Queries, RankedQueries, Teacher
+from diffcse_jax.training.sharding import make_mesh
 from diffcse_jax.training.train import train_in_folder
 
 PASSAGES = [
@@ -32,7 +38,6 @@ PASSAGES = [
         ("tower", "roof", "canal", "bridge", "garden", "cellar", "quarry", "port")
     )
 ]
-ASKED = Queries(["a valve for the roof", "pump number 5"], np.array([1, 5]))
 
 
 class Hashes:
@@ -54,6 +59,11 @@ class Hashes:
 
     def largely_unknown(self, texts):
         return [False] * len(texts)
+
+
+NORMALIZE = (HeadLayer("Normalize"),)
+TEXTS = ["a valve for the roof", "pump number 5"]
+ASKED = Queries(TEXTS, np.array([1, 5]), Hashes().encode_query(TEXTS))
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +106,8 @@ def test_queries_are_parts_of_their_passages():
 
 
 def test_the_teacher_ranks_as_a_hybrid_search_without_the_own_passage(index):
-    vectors = Hashes().encode_query(ASKED.texts)
-    teacher = Teacher(index.contents, 0.4)
-    scores = teacher.scores(ASKED, vectors, np.arange(len(PASSAGES)))
-    hits = rank(index.contents, Request(ASKED.texts, vectors, "hybrid", len(PASSAGES)), 0.4)
+    scores = Teacher(index.contents, 0.4).scores(ASKED, np.arange(len(PASSAGES)))
+    hits = rank(index.contents, Request(ASKED.texts, ASKED.vectors, "hybrid", len(PASSAGES)), 0.4)
     for row, own, found in zip(scores, ASKED.rows, hits, strict=True):
         others = [hit for hit in found if hit.id != str(own)]
         assert [str(place) for place in np.argsort(-row)[:-1]] == [hit.id for hit in others]
@@ -111,15 +119,47 @@ def test_the_teacher_ranks_as_a_hybrid_search_without_the_own_passage(index):
 
 def test_of_many_passages_the_best_and_a_sample_are_ranked(index, monkeypatch):
     monkeypatch.setattr(queries, "MOST_RANKED", 6)
-    vectors = index.embeddings.rows(np.array([3, 4]))
+    asked = dataclasses.replace(ASKED, vectors=index.embeddings.rows(np.array([3, 4])))
     teacher = Teacher(index.contents, 0.4)
-    candidates = teacher.candidates(ASKED, vectors, 1)
+    candidates = teacher.candidates(asked, 1)
     assert len(np.unique(candidates)) == 6
     assert {3, 4} <= {*candidates.tolist()}  # the nearest ones
     assert 1 in candidates  # by words
-    np.testing.assert_array_equal(candidates, teacher.candidates(ASKED, vectors, 1))
-    drawn = [teacher.candidates(ASKED, vectors, seed) for seed in range(20)]
+    np.testing.assert_array_equal(candidates, teacher.candidates(asked, 1))
+    drawn = [teacher.candidates(asked, seed) for seed in range(20)]
     assert {*np.concatenate(drawn).tolist()} == {*range(len(PASSAGES))}
+
+
+def test_each_pass_has_every_query_once(index):
+    values = flat(shipped_config("adapt_queries").to_dict())
+    config = Config.from_dict(values | {"train.batch_size": 3, "train.steps": 12})
+    asked = Queries(PASSAGES, np.arange(8), Hashes().encode_query(PASSAGES))
+    source = RankedQueries(
+        config, make_mesh(config, jax.devices()[:1]), asked, Teacher(index.contents, 0.4)
+    )
+    passes = [
+        [text for step in range(3) for text in source.texts(3 * n + step + 1)] for n in range(4)
+    ]
+    assert all({*each} == {*PASSAGES} and len(each) == 9 for each in passes)
+    assert len({*map(tuple, passes)}) > 1
+    for step in range(12):
+        ranked = source[step].ranked
+        np.testing.assert_array_equal(ranked.queries, Hashes().encode_query(source.texts(step + 1)))
+        own = [PASSAGES.index(text) for text in source.texts(step + 1)]
+        np.testing.assert_array_equal(np.argmin(ranked.scores, axis=1), own)
+
+
+def test_a_projection_follows_the_modules_of_the_head():
+    kernel = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    embeddings = normalize(np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32))
+    for layers, expected in (
+        ((), embeddings @ kernel),
+        (NORMALIZE, normalize(embeddings @ kernel)),
+    ):
+        head = RecordedHead("avg", layers).with_projection("avg", kernel)
+        network = bind(definition(partial(SentenceHead, head.layers)), head.params)
+        np.testing.assert_allclose(network(jnp.asarray(embeddings)), expected, atol=1e-6)
+        np.testing.assert_array_equal(head.projection, kernel)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +261,7 @@ def test_a_run_resumes_and_exports_both_encoders(tmp_path, minilm_dir, monkeypat
     changes = {
         "model.name_or_path": str(start), "data.train_file": str(text), "data.max_length": 24,
         "train.steps": 4, "train.batch_size": 8, "eval.every": 2, "eval.keep_start": False,
-        "optim.learning_rate": 1e-3,
+        "optim.learning_rate": 1e-2,
     }  # fmt: skip
     config = Config.from_dict(flat(shipped_config("adapt_queries").to_dict()) | changes)
     api.run(config, tmp_path / "whole")
@@ -249,6 +289,15 @@ def test_a_run_resumes_and_exports_both_encoders(tmp_path, minilm_dir, monkeypat
     np.testing.assert_array_equal(both.encode_document(PASSAGES), before.encode(PASSAGES))
     assert np.abs(both.encode_query(PASSAGES) - before.encode(PASSAGES)).max() > 1e-3
     assert Index.load(tmp_path / "whole/passages", both).record.weights == before.fingerprint()
+    # Halfway between no change and the trained map.
+    values = flat(config.to_dict()) | {"eval.interpolate": (0.5,)}
+    api.run(Config.from_dict(values), tmp_path / "halfway")
+    kernels = [
+        read_encoder(tmp_path / name).checkpoint.sentence_head.projection
+        for name in ("halfway", "whole")
+    ]
+    np.testing.assert_allclose(kernels[0], (kernels[1] + np.eye(HIDDEN)) / 2, atol=1e-6)
+
     *_, step, evaluation = read_metrics(tmp_path / "whole")
     assert step["loss_query_distillation"] == step["loss"] > 0
     assert 0 < evaluation["dev/teacher_agreement"] <= 100

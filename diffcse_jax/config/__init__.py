@@ -641,7 +641,7 @@ def _contradictions(config: Config) -> Iterator[str]:
             f"nothing to train: the losses {', '.join([*names, *config.installed])} all have "
             "weight 0"
         )
-    if not config.needs("embeddings"):
+    if not config.needs("embeddings") and not config.trains_queries:
         yield from _contradictions_of_single_views(config)
     yield from _dev_contradictions(config)
     yield from _contradictions_of_data(config)

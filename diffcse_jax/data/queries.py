@@ -7,15 +7,12 @@ it needs.
 import collections
 import itertools
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-import tokenizers
 
 from diffcse_jax.data.sampling import WINDOW
-from diffcse_jax.data.token_store import ExampleNumbers, Examples
 from diffcse_jax.documents.sentences import some_words, split_sentences, words
-from diffcse_jax.models.tokenizer import tokenise
 
 RAREST = 12  # words of a passage, of which a query has some
 KEYWORDS = (2, 6)
@@ -72,26 +69,3 @@ def _bare_words(text: str) -> list[str]:
     """Return the words of a text in lower case, without punctuation around them."""
     bare = (word.strip(string.punctuation) for word in words(text.lower()))
     return [word for word in bare if word]
-
-
-class ListedQueries(Examples):
-    """Queries in memory, in the order in which a run uses them."""
-
-    columns = ("query",)
-
-    def __init__(
-        self,
-        texts: Sequence[str],
-        backend: tokenizers.Tokenizer,
-        prompt: str,
-        unknown_id: int | None,
-    ):
-        tokens = tokenise(backend, texts, unknown_id, [prompt])
-        assert backend.truncation is not None
-        self.max_length = backend.truncation["max_length"]
-        self.token_ids = np.concatenate([np.array(ids, np.int32) for ids in tokens.ids])
-        self.offsets = np.cumsum([0, *map(len, tokens.ids)])
-
-    def order(self, generator: np.random.Generator) -> ExampleNumbers:
-        """Return the queries in their order, which is random already."""
-        return np.arange(len(self))

@@ -76,7 +76,8 @@ class TorchEncoder:
         source = files.find_folder(path_or_id)
         self.queries: TorchEncoder | None = None
         if folders := find_routes(source):
-            self.queries = TorchEncoder(str(folders[QUERY]), pooler, truncate_dim)
+            assert ours.queries is not None
+            self.queries = TorchEncoder(str(folders[QUERY]), ours.queries.pooler, truncate_dim)
             source = folders[DOCUMENT]
         source = files.transformer_folder(source)
         with tempfile.TemporaryDirectory() as name:

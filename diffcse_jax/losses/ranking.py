@@ -5,6 +5,8 @@ compare such lists (RankCSE: Liu et al. 2023).
 """
 
 import dataclasses
+from collections.abc import Mapping
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ from diffcse_jax.models.forward import (
     SharedForward,
     start_as_teacher,
 )
+from diffcse_jax.models.heads import QUERY_PROJECTION, QueryProjection
 from diffcse_jax.models.layers import Network
 from diffcse_jax.models.poolers import OTHER_NAMES, POOLERS, is_pooler
 from diffcse_jax.models.pooling import cosine_similarity, normalize, similarity_lists
@@ -169,19 +172,26 @@ class RankingDistillation(Loss):
 class QueryDistillation(Loss):
     """A query should rank passages as a hybrid search with the starting checkpoint does.
 
-    l_i = KL(softmax_j(t_ij / tau_t) || softmax_j(cos(q_i, p_j) / (s_i tau))). The embeddings p_j of
-    passages are those of the starting checkpoint and stay as they are, as in DensePhrases (Lee et
-    al. 2021, query-side fine-tuning). The teacher's scores t_ij are weighted means of z-scores
+    l_i = KL(softmax_j(t_ij / tau_t) || softmax_j(cos(q_i W, p_j) / (s_i tau))). The embeddings of
+    queries, q_i, and of passages, p_j, are those of the starting checkpoint, and W is a matrix that
+    starts as the identity. Passages stay as they are, as in DensePhrases (Lee et al. 2021,
+    query-side fine-tuning). The teacher's scores t_ij are weighted means of z-scores
     (`search.fusion`). s_i is the standard deviation of the query's similarities before training:
-    that of multilingual-e5-small is a sixth of MiniLM's, so one temperature does not suit both.
-    The passage that a query is made of is left out.
+    that of multilingual-e5-small is a sixth of MiniLM's, so one temperature does not suit both. The
+    passage that a query is made of is left out.
     """
 
     weight: float = option(
         0.0,
         "weight of the passages' ranking by a hybrid search with the starting checkpoint; above 0, "
-        "only the query encoder is trained, and documents keep their embeddings",
+        "only a linear map of queries' embeddings is trained, and documents keep theirs",
         low=0.0,
+    )
+    queries: int = option(
+        6400,
+        "number of queries that are made of passages; as many passages, if there are, are queries, "
+        "too",
+        low=1,
     )
     bm25: float = option(0.2, "weight of BM25 in the ranking to learn from", low=0.0, high=1.0)
     teacher_temperature: float = option(
@@ -193,15 +203,19 @@ class QueryDistillation(Loss):
         "training",
         low=1e-6,
     )
-    needs = frozenset({"embeddings", "ranked"})
+    needs = frozenset({"ranked"})
     papers = ("densephrases",)
+
+    def networks(self, checkpoints: PretrainedCheckpoints, run: RunInfo) -> Mapping[str, Network]:
+        size = checkpoints.encoder.embedding_size(run.pooler)
+        return {QUERY_PROJECTION: Network(partial(QueryProjection, size))}
 
     def loss(
         self, forward: SharedForward, inputs: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Metrics]:
         assert forward.batch.ranked is not None  # of queries, as `needs` says
-        passages, teacher, spread = forward.batch.ranked
-        (queries,) = forward.encoded_views
+        queries, passages, teacher, spread = forward.batch.ranked
+        queries = forward.computation.network(QUERY_PROJECTION)(queries)
         similarities = jnp.matmul(normalize(queries), passages.T, precision="highest")
         scores = similarities / (self.temperature * spread[:, None])
         return kl_divergence(scores, teacher / self.teacher_temperature).mean(), {}

@@ -69,8 +69,7 @@ def total_loss(
         metrics[f"loss_{name}"] = value
         total += loss.weight * value
     needs = {need for loss in losses.values() for need in loss.needs}
-    # The two texts of a labelled pair are not a positive pair, and a query has one view.
-    if "embeddings" in needs and needs.isdisjoint(("labels", "ranked")):
+    if "embeddings" in needs and "labels" not in needs:  # a labelled pair is not a positive pair
         metrics |= _pair_metrics(*jax.lax.stop_gradient(forward.projected_views[:2]))
     metrics["loss"] = total
     return total, metrics | named_apart(of_losses, taken=(*metrics, *OF_ROWS))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -240,6 +241,8 @@ class TaskHead(nnx.Module):
 # Modules after the pooling.
 
 SENTENCE_HEAD = "sentence_head"  # among the networks of a run
+QUERY_PROJECTION = "query_projection"  # as well
+_IDENTITY = "torch.nn.modules.linear.Identity"
 # Activations of torch.nn with their default arguments, by the names of the classes.
 TORCH_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "Identity": jax.nn.identity, "Tanh": jnp.tanh, "ReLU": jax.nn.relu, "GELU": ACTIVATIONS["gelu"],
@@ -295,6 +298,27 @@ class RecordedHead(NamedTuple):
             return NO_HEAD
         return self if trained is None else self._replace(params=subset(trained, SENTENCE_HEAD))
 
+    def with_projection(
+        self, pooler: str, kernel: Float[Array | np.ndarray, "size size"]
+    ) -> "RecordedHead":
+        """Return the head of a query encoder: a linear layer follows the modules of this one.
+
+        Embeddings that have a length of 1 have it afterwards, too.
+        """
+        head = self.of(pooler)
+        size = len(kernel)
+        layer = HeadLayer("Dense", size, size, bias=False, activation_function=_IDENTITY)
+        last = [each for each in head.layers[-1:] if each.kind == "Normalize"]
+        place = f"layers.{len(head.layers)}.linear.kernel"
+        params = Params({**head.params, place: kernel})
+        return head._replace(pooler=pooler, layers=(*head.layers, layer, *last), params=params)
+
+    @property
+    def projection(self) -> Float[Array | np.ndarray, "size size"]:
+        """The kernel of the linear layer that `with_projection` appends."""
+        places = [place for place, layer in enumerate(self.layers) if layer.kind == "Dense"]
+        return self.params[f"layers.{places[-1]}.linear.kernel"]
+
     def applied(self, pooler: str) -> str:
         """Return the name of a pooler and of the modules after it, such as `avg + Normalize`."""
         kinds = [layer.kind for layer in self.of(pooler).layers if layer.kind != "Dropout"]
@@ -323,6 +347,20 @@ class RecordedHead(NamedTuple):
 
 
 NO_HEAD = RecordedHead()
+
+
+class QueryProjection(nnx.Module):
+    """A linear map of queries' embeddings, which starts as the identity.
+
+    It computes in float32, because what it changes is small.
+    """
+
+    def __init__(self, size: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        del dtype, rngs
+        self.kernel = nnx.Param(jnp.eye(size))
+
+    def __call__(self, queries: Float[Array, "rows size"]) -> Float[Array, "rows size"]:
+        return jnp.matmul(queries, jnp.asarray(self.kernel[...]), precision="highest")
 
 
 class SentenceHead(nnx.Module):

@@ -30,7 +30,7 @@ from diffcse_jax.errors import CheckpointError, ConfigError, UserError
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import disk_errors, json_digest
 from diffcse_jax.models import layers
-from diffcse_jax.models.heads import NO_HEAD, RecordedHead
+from diffcse_jax.models.heads import NO_HEAD, QUERY_PROJECTION, RecordedHead
 from diffcse_jax.models.hf import Encoders, Pretrained
 from diffcse_jax.models.layers import Params
 from diffcse_jax.models.sentence_folder import NO_PROMPTS, Prompts, RecordedPooler
@@ -474,24 +474,34 @@ def read_encoder(path: Path) -> SavedEncoder:
         selected = workdir / CHECKPOINTS / str(selection.record.step) if selection else path
         params, record = read_parameters(selected)
     start, prompts = read_start(workdir)
-    has_both = config.trains_queries and (selection is None or selection.interpolation > 0)
-    checkpoint = dataclasses.replace(
-        start,
-        transformer=layers.subset(params, "encoder"),
-        pooler=layers.subset(params, "projector") if record.pooler == "cls" else start.pooler,
-        mlm_head=layers.subset(params, "mlm_head") if config.keeps_mlm_head else None,
-        sentence_head=start.sentence_head.of(record.pooler, params),
-    )
+    exports_start = selection is not None and selection.interpolation == 0
+    if config.trains_queries:
+        checkpoint = start if exports_start else _with_projection(start, params, record.pooler)
+    else:
+        checkpoint = dataclasses.replace(
+            start,
+            transformer=layers.subset(params, "encoder"),
+            pooler=layers.subset(params, "projector") if record.pooler == "cls" else start.pooler,
+            mlm_head=layers.subset(params, "mlm_head") if config.keeps_mlm_head else None,
+            sentence_head=start.sentence_head.of(record.pooler, params),
+        )
     return SavedEncoder(
         **vars(record),
         config=config,
         checkpoint=checkpoint,
         selection=selection or Selection(record, interpolation=1.0, verdict=""),
-        documents=start if has_both else None,
+        documents=start if config.trains_queries and not exports_start else None,
         prompts=prompts,
         baseline=read_baseline(workdir),
         start_head=start.sentence_head,
     )
+
+
+def _with_projection(start: Pretrained, trained: Params, pooler: str) -> Pretrained:
+    """Return the query encoder, which is the starting checkpoint with a trained projection."""
+    kernel = layers.subset(trained, QUERY_PROJECTION)["kernel"]
+    head = start.sentence_head.with_projection(pooler, kernel)
+    return dataclasses.replace(start, sentence_head=head)
 
 
 def read_parameters(path: Path) -> tuple[Params, Record]:

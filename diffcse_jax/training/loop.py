@@ -229,7 +229,10 @@ class CompiledShapes:
         if form in self._known:
             return False
         self._known.add(form)
-        shape = f"{' x '.join(map(str, batch.input_ids.shape))} tokens"
+        if batch.ranked:
+            shape = f"{len(batch.ranked.queries)} queries, {len(batch.ranked.passages):,} passages"
+        else:
+            shape = f"{' x '.join(map(str, batch.input_ids.shape))} tokens"
         shape += f", {batch.layout.positions.size} without padding" if batch.layout else ""
         shape += f", task {', '.join(batch.labels)}" if batch.labels else ""
         log_line(f"compiling the train step for batches of {shape}")  # which takes a while

@@ -25,7 +25,13 @@ from diffcse_jax.hosts import log_line
 from diffcse_jax.losses import PretrainedCheckpoints
 from diffcse_jax.models import layers, sentence_folder
 from diffcse_jax.models.forward import Networks, SentenceNetwork, fold_in_name
-from diffcse_jax.models.heads import PROJECTORS, SENTENCE_HEAD, MaskedLMHead, SentenceHead
+from diffcse_jax.models.heads import (
+    PROJECTORS,
+    QUERY_PROJECTION,
+    SENTENCE_HEAD,
+    MaskedLMHead,
+    SentenceHead,
+)
 from diffcse_jax.models.hf import Pretrained, read
 from diffcse_jax.models.layers import Network, Params
 from diffcse_jax.models.sentence_folder import RecordedPooler
@@ -76,20 +82,20 @@ class StartingCheckpoint:
         if trained is None:
             return self._made(start.transformer, record, mlm_head=start.mlm_head)
         pooler = config.encoding_pooler
-        encoder = self._made(
+        if config.trains_queries:
+            kernel = layers.subset(trained, QUERY_PROJECTION)["kernel"]
+            head = record.sentence_head.with_projection(pooler, kernel)
+            queries = self._made(start.transformer, record._replace(sentence_head=head))
+            return self._made(start.transformer, record, queries=queries)
+        return self._made(
             layers.subset(trained, "encoder"),
             record._replace(
                 pooler=pooler,
                 head=layers.subset(trained, "projector"),
                 sentence_head=record.sentence_head.of(pooler, trained),
             ),
-            trained_length=0 if config.trains_queries else config.data.max_length,
+            trained_length=config.data.max_length,
             mlm_head=layers.subset(trained, "mlm_head") if config.keeps_mlm_head else None,
-        )
-        return (
-            self._made(start.transformer, record, queries=encoder)
-            if config.trains_queries
-            else encoder
         )
 
     def _made(
@@ -228,9 +234,11 @@ def build(
         discriminator: The checkpoint that DiffCSE's discriminator starts from; None: the encoder.
     """
     sizes = sizes_for_run(encoder.config, config)
-    networks = {"encoder": Network(partial(Transformer, sizes), encoder.transformer)}
-    if (modules := encoder.sentence_head.of(config.encoding_pooler)).layers:
-        networks[SENTENCE_HEAD] = Network(partial(SentenceHead, modules.layers), modules.params)
+    networks: dict[str, Network] = {}
+    if not config.trains_queries:  # whose embeddings are an input
+        networks["encoder"] = Network(partial(Transformer, sizes), encoder.transformer)
+        if (modules := encoder.sentence_head.of(config.encoding_pooler)).layers:
+            networks[SENTENCE_HEAD] = Network(partial(SentenceHead, modules.layers), modules.params)
     if config.model.projector != "none":
         size = encoder.embedding_size(config.encoding_pooler)
         of_embeddings = dataclasses.replace(sizes, hidden_size=size)

@@ -1,9 +1,10 @@
 """Train the query encoder alone, so that documents keep their embeddings.
 
 The teacher is a hybrid search with the starting checkpoint in all passages of the text. It ranks
-them for queries that are made of the training documents' passages, and the query encoder
-learns these rankings. The passages are those of an index that the text names, or of one that the
-run makes and keeps (`WORKDIR/passages`).
+them for queries that are made of the training documents' passages, and for such passages
+themselves. A linear map of the queries' embeddings learns these rankings. As the starting
+checkpoint embeds each query once, steps cost next to nothing. The passages are those of an index
+that the text names, or of one that the run makes and keeps (`WORKDIR/passages`).
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ import itertools
 import operator
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +23,8 @@ from jaxtyping import Bool, Float32, Int
 from diffcse_jax import hosts, io
 from diffcse_jax.batch import Batch, Ranked
 from diffcse_jax.config import Config
-from diffcse_jax.data.batches import BatchSource, Shards
-from diffcse_jax.data.queries import (
-    Frequencies,
-    ListedQueries,
-    make_query,
-    word_frequencies,
-)
+from diffcse_jax.data.batches import Shards
+from diffcse_jax.data.queries import Frequencies, make_query, word_frequencies
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import Split
 from diffcse_jax.documents.document import Document, Documents, Section
@@ -41,7 +38,6 @@ from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, Metric
 from diffcse_jax.hosts import log_line, report
 from diffcse_jax.io import expand_path
 from diffcse_jax.models.pooling import normalize
-from diffcse_jax.models.tokenizer import cutting_tokenizer
 from diffcse_jax.run_folder.records import Measured
 from diffcse_jax.run_folder.start import PASSAGES, open_run
 from diffcse_jax.search.contents import Contents, searched_texts, whole_numbers
@@ -58,17 +54,19 @@ from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.run import train_and_select
 from diffcse_jax.training.selection import check_interpolation
-from diffcse_jax.training.sharding import make_mesh, packing_of, resolved, shards_of
+from diffcse_jax.training.sharding import make_mesh, resolved, shards_of
 from diffcse_jax.training.tokens import require_room, require_same_text
 
 MOST_RANKED = 4096  # passages in a step. Of more, the best ones and a sample are ranked
-MOST_AGREEMENT = 500  # queries that measure how far the rankings agree
+MOST_AGREEMENT = 200  # queries that measure how far the rankings agree
+MOST_KEPT = 16_384  # queries whose rankings are kept for the next pass (at most 268 MB)
 RANKED_AT_ONCE = 32  # queries
 TOP = 10  # passages of both rankings that are compared
 AGREEMENT = "teacher_agreement"  # a dev metric
 
 Rows = Int[np.ndarray, " rows"]
 Vectors = Float32[np.ndarray, "queries dimension"]
+Scores = Float32[np.ndarray, "queries candidates"]
 
 
 def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
@@ -105,17 +103,22 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     texts = searched_texts(contents.passages)
     text = io.json_digest([split.fingerprint(), texts])[:32]
     require_same_text(text, split.name)
-    train = config.train
-    count = train.steps * train.batch_size
     of_training, held_out = (np.flatnonzero(is_held_out == each) for each in (False, True))
     frequencies = word_frequencies(texts)
-    queries = _make_queries(texts, frequencies, of_training, count, train.seed_of("order"))
     teacher = Teacher(contents, config.query_distillation.bm25)
-    source = RankedQueries(config, base, mesh, queries=queries, teacher=teacher)
+    make_queries = partial(
+        _make_queries, texts, frequencies=frequencies, start=start, config=config
+    )
+    draws = config.train.steps * config.train.batch_size
+    count = min(config.query_distillation.queries, draws)
+    seed = config.train.seed_of("order")
+    made = make_queries(of_training, count, seed=seed)
+    queries = _with_passages(made, texts, of_training, teacher, seed)
+    source = RankedQueries(config, mesh, queries, teacher)
 
     # 3. The dev evaluation: what a run chooses by, and how far both rankings agree.
-    asked = _make_queries(texts, frequencies, held_out, MOST_AGREEMENT, 0)
-    agreement = TeacherAgreement.of(asked, teacher, start, config.eval.batch_size)
+    asked = make_queries(held_out, MOST_AGREEMENT, seed=0)
+    agreement = TeacherAgreement.of(asked, teacher, config.eval.batch_size)
     evaluation = build_dev_evaluation(
         config, lambda: texts, lambda: start, split, others=[agreement], keeps_documents=True
     )
@@ -129,7 +132,7 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
             mesh=mesh,
             base=base,
             built=built,
-            optimizer=make_optimizer(config.optim, train.steps),
+            optimizer=make_optimizer(config.optim, config.train.steps),
             source=source,
             text=text,
             unknown=float(np.mean(start.largely_unknown(texts))),
@@ -302,24 +305,56 @@ def _of_passages(
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """Queries that were made of passages."""
+    """Queries that were made of passages, and passages that are queries themselves."""
 
     texts: Sequence[str]
     rows: Rows  # the passage of each
+    vectors: Vectors  # of length 1, by the starting checkpoint
 
-    def some(self, numbers: slice) -> "Queries":
+    def some(self, numbers: slice | Rows) -> "Queries":
         """Return some of the queries."""
-        return Queries(self.texts[numbers], self.rows[numbers])
+        places = np.arange(len(self.texts))[numbers]
+        texts = [self.texts[place] for place in places]
+        return Queries(texts, self.rows[places], self.vectors[places])
 
 
 def _make_queries(
-    texts: Sequence[str], frequencies: Frequencies, asked: Rows, count: int, seed: int
+    passages: Sequence[str],
+    asked: Rows,
+    count: int,
+    *,
+    frequencies: Frequencies,
+    seed: int,
+    start: SentenceEncoder,
+    config: Config,
 ) -> Queries:
     """Make queries of some passages in a random order; each passage is asked for about as often."""
     generator = np.random.Generator(np.random.Philox([seed, zlib.crc32(b"queries")]))
     passes = -(-count // len(asked))
     rows = np.concatenate([generator.permutation(asked) for _ in range(passes)])[:count]
-    return Queries([make_query(texts[row], frequencies, generator) for row in rows], rows)
+    texts = [make_query(passages[row], frequencies, generator) for row in rows]
+    log_line(f"encoding {counted(len(texts), 'quer{y}')} with {start.name}")
+    vectors = start.encode_query(
+        texts,
+        batch_size=config.eval.batch_size,
+        normalize=True,
+        max_length=config.data.max_length,
+    )
+    return Queries(texts, rows, vectors)
+
+
+def _with_passages(
+    queries: Queries, passages: Sequence[str], asked: Rows, teacher: "Teacher", seed: int
+) -> Queries:
+    """Return queries with at most as many passages, which ask for passages like themselves."""
+    assert teacher.contents.embeddings
+    generator = np.random.Generator(np.random.Philox([seed, zlib.crc32(b"passages")]))
+    own = generator.permutation(asked)[: len(queries.texts)]
+    return Queries(
+        [*queries.texts, *(passages[row] for row in own)],
+        np.concatenate([queries.rows, own]),
+        np.concatenate([queries.vectors, teacher.contents.embeddings.rows(own)]),
+    )
 
 
 # The teacher
@@ -332,7 +367,7 @@ class Teacher:
     contents: Contents
     weight: float
 
-    def candidates(self, queries: Queries, vectors: Vectors, *seed: int) -> Rows:
+    def candidates(self, queries: Queries, *seed: int) -> Rows:
         """Return the passages to rank: all, or the best ones of each query and a random sample.
 
         The numbers of the seed determine the sample.
@@ -342,7 +377,7 @@ class Teacher:
             return np.arange(total)
         assert self.contents.embeddings
         depth = max(1, MOST_RANKED // (4 * len(queries.texts)))
-        near = self.contents.embeddings.nearest(vectors, depth)[1]
+        near = self.contents.embeddings.nearest(queries.vectors, depth)[1]
         by_words = (
             found_by_words(self.contents.word_scores(text), depth) for text in queries.texts
         )
@@ -356,16 +391,11 @@ class Teacher:
         """Return the standard deviation of each query's cosine similarities, at least 1e-6."""
         return np.maximum((vectors @ self.contents.sample.T).std(axis=1), 1e-6)
 
-    def scores(
-        self, queries: Queries, vectors: Vectors, candidates: Rows
-    ) -> Float32[np.ndarray, "queries candidates"]:
-        """Return the scores of a hybrid search, and -inf for the passage that a query is made of.
-
-        `vectors` are the starting checkpoint's embeddings of the queries.
-        """
+    def scores(self, queries: Queries, candidates: Rows) -> Scores:
+        """Return the scores of a hybrid search; -inf for the passage that a query is made of."""
         assert self.contents.embeddings
-        cosines = vectors @ self.contents.embeddings.rows(candidates).T
-        sampled = vectors @ self.contents.sample.T
+        cosines = queries.vectors @ self.contents.embeddings.rows(candidates).T
+        sampled = queries.vectors @ self.contents.sample.T
         scores = np.empty(cosines.shape, np.float32)
         for number, text in enumerate(queries.texts):
             lexical = self.contents.word_scores(text)
@@ -377,48 +407,30 @@ class Teacher:
 
 
 class RankedQueries:
-    """Random access to batches of queries, with the passages that the teacher ranks for them."""
+    """Random access to batches of queries, with the passages that the teacher ranks for them.
 
-    def __init__(
-        self,
-        config: Config,
-        base: StartingCheckpoint,
-        mesh: Mesh,
-        *,
-        queries: Queries,
-        teacher: Teacher,
-    ):
-        start = base.encoder(config)
+    Queries are in groups of the size of a batch. In each pass, each group is a batch once. Rankings
+    are kept for the next pass.
+    """
+
+    def __init__(self, config: Config, mesh: Mesh, queries: Queries, teacher: Teacher):
         self._queries, self._teacher = queries, teacher
-        self._size, self._seed = config.train.batch_size, config.train.seed_of("order")
+        self._steps, self._seed = config.train.steps, config.train.seed_of("order")
         self._shards: Shards = shards_of(mesh)
-        length, prompt = config.data.max_length, start.prompts.query
-        backend = cutting_tokenizer(base.tokenizer, length)
-        listed = ListedQueries(queries.texts, backend, prompt, base.tokenizer.unk_token_id)
-        log_line(f"encoding {counted(len(queries.texts), 'quer{y}')} with {start.name}")
-        self._vectors = start.encode_query(
-            queries.texts, batch_size=config.eval.batch_size, normalize=True, max_length=length
-        )
-        self._batches = BatchSource(
-            listed,
-            batch_size=self._size,
-            steps=config.train.steps,
-            seed=self._seed,
-            pad_token_id=base.checkpoint.config.pad_token_id,
-            shards=self._shards,
-            packing=packing_of(config, mesh, chunks=config.train.chunks),
-            compares_views=False,
-        )
+        size = config.train.batch_size
+        count = -(-len(queries.texts) // size)
+        order = self._generator("groups").permutation(len(queries.texts))
+        # The last group is filled with the first queries.
+        self._groups = np.resize(order, (count, size))
+        self._ranked = lru_cache(maxsize=MOST_KEPT // size)(self._rank)
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return self._steps
 
     def __getitem__(self, index: int) -> Batch:
-        some = self._rows(index)
-        queries = self._queries.some(some)
-        vectors = self._vectors[some]
-        candidates = self._teacher.candidates(queries, vectors, self._seed, index)
-        scores = self._teacher.scores(queries, vectors, candidates)
+        group = self._group(index)
+        queries = self._queries.some(self._groups[group])
+        candidates, scores = self._ranked(group)
         assert self._teacher.contents.embeddings
         passages = self._teacher.contents.embeddings.rows(candidates)
         # Each device holds as many passages.
@@ -426,17 +438,35 @@ class RankedQueries:
         passages = np.pad(passages, ((0, missing), (0, 0)))
         scores = np.pad(scores, ((0, 0), (0, missing)), constant_values=-np.inf)
         own = self._shards.of(len(scores))
-        spread = self._teacher.spread(vectors)
-        ranked = Ranked(passages[self._shards.of(len(passages))], scores[own], spread[own])
-        return self._batches[index]._replace(ranked=ranked)
+        spread = self._teacher.spread(queries.vectors)
+        ranked = Ranked(
+            queries.vectors[own],
+            passages[self._shards.of(len(passages))],
+            scores[own],
+            spread[own],
+        )
+        return Batch(ranked=ranked)
 
     def texts(self, step: int) -> list[str]:
         """Return this process's queries of a step, counting from 1."""
-        texts = self._queries.texts[self._rows(step - 1)]
-        return list(texts[self._shards.of(self._size)])
+        numbers = self._groups[self._group(step - 1)]
+        return list(self._queries.some(numbers[self._shards.of(len(numbers))]).texts)
 
-    def _rows(self, index: int) -> slice:
-        return slice(index * self._size, (index + 1) * self._size)
+    def _rank(self, group: int) -> tuple[Rows, Scores]:
+        """Return the passages that the teacher ranks for a group of queries, and its scores."""
+        queries = self._queries.some(self._groups[group])
+        candidates = self._teacher.candidates(queries, self._seed, group)
+        return candidates, self._teacher.scores(queries, candidates)
+
+    def _group(self, index: int) -> int:
+        """Return the group of a step, counting from 0."""
+        number, place = divmod(index, len(self._groups))
+        return int(self._generator("pass", number).permutation(len(self._groups))[place])
+
+    def _generator(self, purpose: str, *number: int) -> np.random.Generator:
+        return np.random.Generator(
+            np.random.Philox([self._seed, zlib.crc32(purpose.encode()), *number])
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -448,17 +478,13 @@ class TeacherAgreement(Metric[Encoder]):
     contents: Contents
 
     @classmethod
-    def of(
-        cls, queries: Queries, teacher: Teacher, start: SentenceEncoder, batch_size: int
-    ) -> "TeacherAgreement":
-        """Return the metric for queries, which the starting checkpoint encodes for the teacher."""
-        vectors = start.encode_query(queries.texts, batch_size=batch_size, normalize=True)
+    def of(cls, queries: Queries, teacher: Teacher, batch_size: int) -> "TeacherAgreement":
+        """Return the metric for queries."""
         best = []
-        for first in range(0, len(vectors), RANKED_AT_ONCE):
-            at_once = slice(first, first + RANKED_AT_ONCE)
-            some = queries.some(at_once)
-            candidates = teacher.candidates(some, vectors[at_once], 0)
-            scores = teacher.scores(some, vectors[at_once], candidates)
+        for first in range(0, len(queries.texts), RANKED_AT_ONCE):
+            some = queries.some(slice(first, first + RANKED_AT_ONCE))
+            candidates = teacher.candidates(some, 0)
+            scores = teacher.scores(some, candidates)
             count = min(TOP, len(candidates) - 1)  # without the passage that a query is made of
             best += [candidates[best_rows(row, count)] for row in scores]
         return cls(AGREEMENT, batch_size, queries, np.stack(best), teacher.contents)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from diffcse_jax.config import Config
 from diffcse_jax.encoder import SentenceEncoder
 from diffcse_jax.errors import ConfigError, UserError
@@ -19,7 +21,7 @@ from diffcse_jax.evaluation.metrics import SYMMETRIC_METRICS, RetrievalMetric
 from diffcse_jax.evaluation.systems import System, made_weight
 from diffcse_jax.hosts import log_line
 from diffcse_jax.models import layers
-from diffcse_jax.models.heads import SENTENCE_HEAD
+from diffcse_jax.models.heads import QUERY_PROJECTION, SENTENCE_HEAD
 from diffcse_jax.models.hf import Pretrained
 from diffcse_jax.models.layers import Params
 from diffcse_jax.run_folder import records
@@ -324,7 +326,7 @@ def store(
     decision: Decision,
     verdict: str,
     exported: Record,
-    model: Pretrained,
+    weights: Params,
 ) -> None:
     """Write the decision to the run folder, and the weights unless a checkpoint has them.
 
@@ -333,7 +335,7 @@ def store(
         decision: What is exported.
         verdict: Why, in words.
         exported: The dev evaluation of the exported model.
-        model: The exported model, with its masked-LM head if the run trained it.
+        weights: Those of the exported model, with the names of a checkpoint.
     """
     start = decision.comparison.start
     selection = Selection(
@@ -344,11 +346,6 @@ def store(
         systems=[system.summary() for system in decision.compared],
         search=how_to_search(decision),
     )
-    weights = layers.prefixed(model.transformer, "encoder")
-    if exported.pooler == "cls":
-        weights |= layers.prefixed(model.pooler or {}, "projector")
-    weights |= layers.prefixed(model.sentence_head.of(exported.pooler).params, SENTENCE_HEAD)
-    weights |= layers.prefixed(model.mlm_head or {}, "mlm_head")
     records.write_selection(workdir, selection, weights)
 
 
@@ -410,6 +407,12 @@ def interpolate(base: StartingCheckpoint, trained: SavedEncoder, weight: float) 
 
     start, ours = base.checkpoint, trained.checkpoint
     pooler, head = ours.pooler, ours.sentence_head
+    if trained.documents:  # queries have another projection, and the rest in common with them
+        identity = np.eye(len(head.projection), dtype=np.float32)
+        kernel = (1 - weight) * identity + weight * head.projection
+        head = start.sentence_head.with_projection(trained.pooler, kernel)
+        mixed = dataclasses.replace(ours, sentence_head=head)
+        return dataclasses.replace(trained, checkpoint=mixed)
     if trained.pooler == "cls":
         pooler = between(base.recorded.head or {}, pooler or {})  # see check_interpolation
     head = head._replace(params=between(start.sentence_head.params, head.params))
@@ -465,7 +468,7 @@ def select(run: Run, baseline: Record) -> str:
     )
     verdict = describe(decision, wording)
     record, model = _exported_model(run, baseline, decision, mixtures, measured)
-    store(run.workdir, decision, verdict, record, model)
+    store(run.workdir, decision, verdict, record, _weights(run.config, record, decision, model))
     return verdict
 
 
@@ -491,6 +494,22 @@ def _exported_model(
         dev_text=run.evaluation.text,
     )
     return record, mixtures.saved(decision.interpolation).checkpoint
+
+
+def _weights(config: Config, exported: Record, decision: Decision, model: Pretrained) -> Params:
+    """Return the weights of the exported model, with the names of a checkpoint.
+
+    With them is its masked-LM head, if the run trained that.
+    """
+    if config.trains_queries:
+        if decision.keeps_start:
+            return {}
+        return layers.prefixed({"kernel": model.sentence_head.projection}, QUERY_PROJECTION)
+    weights = layers.prefixed(model.transformer, "encoder")
+    if exported.pooler == "cls":
+        weights |= layers.prefixed(model.pooler or {}, "projector")
+    weights |= layers.prefixed(model.sentence_head.of(exported.pooler).params, SENTENCE_HEAD)
+    return weights | layers.prefixed(model.mlm_head or {}, "mlm_head")
 
 
 def _measure(run: Run, mixtures: Mixtures) -> dict[float, Measured]:
