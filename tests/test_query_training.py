@@ -132,7 +132,7 @@ def test_of_many_passages_the_best_and_a_sample_are_ranked(index, monkeypatch):
 
 def test_each_pass_has_every_query_once(index):
     values = flat(shipped_config("adapt_queries").to_dict())
-    config = Config.from_dict(values | {"train.batch_size": 3, "train.steps": 12})
+    config = Config.from_dict(values | {"train.batch_size": 3})
     asked = Queries(PASSAGES, np.arange(8), Hashes().encode_query(PASSAGES))
     source = RankedQueries(
         config, make_mesh(config, jax.devices()[:1]), asked, Teacher(index.contents, 0.4)
@@ -168,7 +168,6 @@ def test_a_projection_follows_the_modules_of_the_head():
         ("contrast.weight", 1.0, r"Set contrast\.weight to 0"),
         ("data.pairs", "lead", r"Set data\.pairs='dropout' and data\.held_out"),
         ("data.prompts", ("none",), r"Leave data\.prompts out"),
-        ("train.steps", 0, r"Set train\.steps"),
         ("model.projector", "mlp", r"model\.projector='none'"),
         ("eval.metric", "halves_retrieval", r"eval\.metric=halves_retrieval: .* does not use"),
         ("eval.hold", ("halves_retrieval",), r"eval\.hold=halves_retrieval: .* does not use"),
@@ -246,7 +245,6 @@ def test_an_index_with_another_prompt_is_refused(tmp_path, minilm_dir):
     Index(encoder, PASSAGES, prompt_name="other").save(tmp_path / "index")
     values = flat(shipped_config("adapt_queries").to_dict())
     values |= {"data.train_file": str(tmp_path / "index"), "model.name_or_path": str(start)}
-    values |= {"data.max_length": 24}
     with pytest.raises(ConfigError, match="'other: '"):
         queries.train_queries(Config.from_dict(values), tmp_path / "run")
 
@@ -259,7 +257,7 @@ def test_a_run_resumes_and_exports_both_encoders(tmp_path, minilm_dir, monkeypat
     documents = (f"{each}\nDocument {i} has {i * i} pages." for i, each in enumerate(PASSAGES * 7))
     text.write_text("\n\n".join(documents))
     changes = {
-        "model.name_or_path": str(start), "data.train_file": str(text), "data.max_length": 24,
+        "model.name_or_path": str(start), "data.train_file": str(text),
         "train.steps": 4, "train.batch_size": 8, "eval.every": 2, "eval.keep_start": False,
         "optim.learning_rate": 1e-2,
     }  # fmt: skip

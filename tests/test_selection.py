@@ -59,6 +59,7 @@ WORDING = Wording(
     quality="guard within 1 of 80.00",
 )
 BETTER = Candidate(1.0, 65.0)
+WORSE = Candidate(1.0, 59.0)
 DROPPED = BETTER._replace(keeps_quality=False)
 LOST = BETTER._replace(lost=["halves 1.00, was 2.00"])
 HALFWAY = Candidate(0.5, 65.0)
@@ -95,7 +96,8 @@ def test_a_model_that_loses_nothing_is_chosen_before_a_better_one_that_does():
         # Encoders of queries: made queries alone cannot tell.
         (BETTER, UNCLEAR._replace(words_teach=True), "interval", False),
         (BETTER, CLEAR._replace(words_teach=False), "", True),
-        (BETTER._replace(score=59.0), CLEAR._replace(words_teach=True), "", True),
+        (WORSE, UNCLEAR._replace(words_teach=True), "", False),
+        (WORSE, UNCLEAR._replace(words_teach=True, interval=(-2.0, -0.1)), "", True),
         (LOST, CLEAR._replace(words_teach=True), "", True),
     ],
 )
@@ -107,6 +109,16 @@ def test_the_start_is_kept_unless_the_candidate_is_clearly_better(
     assert decision.interpolation == (0.0 if keeps_start else 1.0)
     exported = decide(candidate, comparison, keep_start=False)
     assert (exported.caveat, exported.interpolation) == (caveat, 1.0)
+
+
+def test_the_verdict_says_why_a_query_encoder_is_exported():
+    comparison = UNCLEAR._replace(words_teach=True)
+    first, _, exported = describe(decide(WORSE, comparison, keep_start=True), WORDING).split("\n")[
+        :3
+    ]
+    assert "BM25 alone finds about as much as tiny" in first
+    assert first.endswith("You get the trained model.")
+    assert exported == "  Exported step 2."
 
 
 def test_search_does_what_the_run_recommends_as_far_as_the_exported_model_can(tmp_path, capsys):

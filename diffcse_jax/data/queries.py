@@ -1,7 +1,6 @@
 """Queries made of passages: sentences, windows of words, and a few rare words.
 
-They stand for what people may ask. Training draws them at random, so that a run can make as many as
-it needs.
+They stand for what people may ask, where a run measures how rankings agree.
 """
 
 import collections

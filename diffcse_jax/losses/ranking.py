@@ -172,13 +172,13 @@ class RankingDistillation(Loss):
 class QueryDistillation(Loss):
     """A query should rank passages as a hybrid search with the starting checkpoint does.
 
-    l_i = KL(softmax_j(t_ij / tau_t) || softmax_j(cos(q_i W, p_j) / (s_i tau))). The embeddings of
-    queries, q_i, and of passages, p_j, are those of the starting checkpoint, and W is a matrix that
-    starts as the identity. Passages stay as they are, as in DensePhrases (Lee et al. 2021,
-    query-side fine-tuning). The teacher's scores t_ij are weighted means of z-scores
+    l_i = KL(softmax_j(t_ij / tau_t) || softmax_j(cos(q_i W, p_j) / (s_i tau))). Queries q_i are
+    embeddings of passages, too. All embeddings are those of the starting checkpoint, and W is a
+    matrix that starts as the identity. Passages p_j stay as they are, as in DensePhrases (Lee et
+    al. 2021, query-side fine-tuning). The teacher's scores t_ij are weighted means of z-scores
     (`search.fusion`). s_i is the standard deviation of the query's similarities before training:
     that of multilingual-e5-small is a sixth of MiniLM's, so one temperature does not suit both. The
-    passage that a query is made of is left out.
+    query's own passage is left out.
     """
 
     weight: float = option(
@@ -187,11 +187,8 @@ class QueryDistillation(Loss):
         "only a linear map of queries' embeddings is trained, and documents keep theirs",
         low=0.0,
     )
-    queries: int = option(
-        6400,
-        "number of queries that are made of passages; as many passages, if there are, are queries, "
-        "too",
-        low=1,
+    passages: int = option(
+        6400, "the largest number of passages that are queries, drawn at random", low=1
     )
     bm25: float = option(0.2, "weight of BM25 in the ranking to learn from", low=0.0, high=1.0)
     teacher_temperature: float = option(

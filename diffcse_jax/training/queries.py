@@ -1,10 +1,10 @@
 """Train the query encoder alone, so that documents keep their embeddings.
 
 The teacher is a hybrid search with the starting checkpoint in all passages of the text. It ranks
-them for queries that are made of the training documents' passages, and for such passages
-themselves. A linear map of the queries' embeddings learns these rankings. As the starting
-checkpoint embeds each query once, steps cost next to nothing. The passages are those of an index
-that the text names, or of one that the run makes and keeps (`WORKDIR/passages`).
+them for passages of the training documents, which stand for queries. A linear map of their
+embeddings learns these rankings, and applies to all queries afterwards. As the embeddings are
+known, steps cost next to nothing. The passages are those of an index that the text names, or of one
+that the run makes and keeps (`WORKDIR/passages`).
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import itertools
 import operator
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from diffcse_jax import hosts, io
 from diffcse_jax.batch import Batch, Ranked
 from diffcse_jax.config import Config
 from diffcse_jax.data.batches import Shards
-from diffcse_jax.data.queries import Frequencies, make_query, word_frequencies
+from diffcse_jax.data.queries import make_query, word_frequencies
 from diffcse_jax.data.sources import open_split
 from diffcse_jax.data.split import Split
 from diffcse_jax.documents.document import Document, Documents, Section
@@ -55,7 +55,7 @@ from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.run import train_and_select
 from diffcse_jax.training.selection import check_interpolation
 from diffcse_jax.training.sharding import make_mesh, resolved, shards_of
-from diffcse_jax.training.tokens import require_room, require_same_text
+from diffcse_jax.training.tokens import require_same_text
 
 MOST_RANKED = 4096  # passages in a step. Of more, the best ones and a sample are ranked
 MOST_AGREEMENT = 200  # queries that measure how far the rankings agree
@@ -70,7 +70,7 @@ Scores = Float32[np.ndarray, "queries candidates"]
 
 
 def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] = ()) -> str:
-    """Train the query encoder until `train.steps`, and resume if stopped.
+    """Train the query encoder until the last step, and resume if stopped.
 
     Returns:
         How the selected model compares with the starting checkpoint, as text.
@@ -92,10 +92,9 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     if existing:
         existing.use(start)
         existing.query_prompt(prompts)
-    require_room(base.tokenizer, config.data.max_length, [prompts.query])
     open_run(workdir, config, base.checkpoint, base.tokenizer, None, prompts=prompts)
 
-    # 2. The passages with the embeddings that they keep, and who asks for them.
+    # 2. The passages with the embeddings that they keep, and which of them are queries.
     documents_held_out, documents = _divided(split)
     index = existing or _index_of(documents, split.name, workdir / PASSAGES, config, start)
     contents = _with_words(index)
@@ -104,20 +103,12 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     text = io.json_digest([split.fingerprint(), texts])[:32]
     require_same_text(text, split.name)
     of_training, held_out = (np.flatnonzero(is_held_out == each) for each in (False, True))
-    frequencies = word_frequencies(texts)
     teacher = Teacher(contents, config.query_distillation.bm25)
-    make_queries = partial(
-        _make_queries, texts, frequencies=frequencies, start=start, config=config
-    )
-    draws = config.train.steps * config.train.batch_size
-    count = min(config.query_distillation.queries, draws)
-    seed = config.train.seed_of("order")
-    made = make_queries(of_training, count, seed=seed)
-    queries = _with_passages(made, texts, of_training, teacher, seed)
+    queries = _passages_as_queries(config, texts, of_training, teacher)
     source = RankedQueries(config, mesh, queries, teacher)
 
     # 3. The dev evaluation: what a run chooses by, and how far both rankings agree.
-    asked = make_queries(held_out, MOST_AGREEMENT, seed=0)
+    asked = _make_queries(texts, held_out, MOST_AGREEMENT, start, config)
     agreement = TeacherAgreement.of(asked, teacher, config.eval.batch_size)
     evaluation = build_dev_evaluation(
         config, lambda: texts, lambda: start, split, others=[agreement], keeps_documents=True
@@ -132,7 +123,7 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
             mesh=mesh,
             base=base,
             built=built,
-            optimizer=make_optimizer(config.optim, config.train.steps),
+            optimizer=make_optimizer(config.optim, len(source)),
             source=source,
             text=text,
             unknown=float(np.mean(start.largely_unknown(texts))),
@@ -152,12 +143,12 @@ def _check(config: Config) -> None:
         )
     if not config.data.held_out or config.data.pairs != "dropout":
         raise ConfigError(
-            "query_distillation makes queries of whole documents, and judges by held-out ones. Set "
+            "query_distillation trains on whole documents, and judges by held-out ones. Set "
             "data.pairs='dropout' and data.held_out, such as 0.1"
         )
     if config.data.augmentation != "none" or config.model.projector != "none":
         raise ConfigError(
-            "query_distillation trains the embeddings of whole queries, which a projector or an "
+            "query_distillation trains a map of embeddings, which a projector or an "
             "augmentation would change. Set data.augmentation='none' and model.projector='none'"
         )
     if config.data.prompts:
@@ -178,8 +169,6 @@ def _check(config: Config) -> None:
             "eval.max_drop limits how similar texts are found, which query_distillation does not "
             "change. Set it to 0"
         )
-    if not config.train.steps:
-        raise ConfigError("query_distillation makes as many queries as it needs. Set train.steps")
     IndexSettings("hybrid").check()
 
 
@@ -305,7 +294,7 @@ def _of_passages(
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """Queries that were made of passages, and passages that are queries themselves."""
+    """Passages that are queries, or queries that were made of passages."""
 
     texts: Sequence[str]
     rows: Rows  # the passage of each
@@ -318,43 +307,33 @@ class Queries:
         return Queries(texts, self.rows[places], self.vectors[places])
 
 
-def _make_queries(
-    passages: Sequence[str],
-    asked: Rows,
-    count: int,
-    *,
-    frequencies: Frequencies,
-    seed: int,
-    start: SentenceEncoder,
-    config: Config,
+def _passages_as_queries(
+    config: Config, passages: Sequence[str], asked: Rows, teacher: "Teacher"
 ) -> Queries:
-    """Make queries of some passages in a random order; each passage is asked for about as often."""
-    generator = np.random.Generator(np.random.Philox([seed, zlib.crc32(b"queries")]))
+    """Return passages as queries, at most `query_distillation.passages` of them, drawn at random.
+
+    Their embeddings are known, so that nothing is encoded.
+    """
+    assert teacher.contents.embeddings
+    seed = [config.train.seed_of("order"), zlib.crc32(b"queries")]
+    generator = np.random.Generator(np.random.Philox(seed))
+    rows = generator.permutation(asked)[: config.query_distillation.passages]
+    log_line(f"{len(rows):,} of {counted(len(asked), 'passage{s}')} for training are queries")
+    vectors = teacher.contents.embeddings.rows(rows)
+    return Queries([passages[row] for row in rows], rows, vectors)
+
+
+def _make_queries(
+    passages: Sequence[str], asked: Rows, count: int, start: SentenceEncoder, config: Config
+) -> Queries:
+    """Make queries of some passages; each passage is asked for about as often."""
+    generator = np.random.Generator(np.random.Philox([0, zlib.crc32(b"queries")]))
     passes = -(-count // len(asked))
     rows = np.concatenate([generator.permutation(asked) for _ in range(passes)])[:count]
+    frequencies = word_frequencies(passages)
     texts = [make_query(passages[row], frequencies, generator) for row in rows]
-    log_line(f"encoding {counted(len(texts), 'quer{y}')} with {start.name}")
-    vectors = start.encode_query(
-        texts,
-        batch_size=config.eval.batch_size,
-        normalize=True,
-        max_length=config.data.max_length,
-    )
+    vectors = start.encode_query(texts, batch_size=config.eval.batch_size, normalize=True)
     return Queries(texts, rows, vectors)
-
-
-def _with_passages(
-    queries: Queries, passages: Sequence[str], asked: Rows, teacher: "Teacher", seed: int
-) -> Queries:
-    """Return queries with at most as many passages, which ask for passages like themselves."""
-    assert teacher.contents.embeddings
-    generator = np.random.Generator(np.random.Philox([seed, zlib.crc32(b"passages")]))
-    own = generator.permutation(asked)[: len(queries.texts)]
-    return Queries(
-        [*queries.texts, *(passages[row] for row in own)],
-        np.concatenate([queries.rows, own]),
-        np.concatenate([queries.vectors, teacher.contents.embeddings.rows(own)]),
-    )
 
 
 # The teacher
@@ -392,7 +371,7 @@ class Teacher:
         return np.maximum((vectors @ self.contents.sample.T).std(axis=1), 1e-6)
 
     def scores(self, queries: Queries, candidates: Rows) -> Scores:
-        """Return the scores of a hybrid search; -inf for the passage that a query is made of."""
+        """Return the scores of a hybrid search, and -inf for the query's own passage."""
         assert self.contents.embeddings
         cosines = queries.vectors @ self.contents.embeddings.rows(candidates).T
         sampled = queries.vectors @ self.contents.sample.T
@@ -415,13 +394,14 @@ class RankedQueries:
 
     def __init__(self, config: Config, mesh: Mesh, queries: Queries, teacher: Teacher):
         self._queries, self._teacher = queries, teacher
-        self._steps, self._seed = config.train.steps, config.train.seed_of("order")
+        self._seed = config.train.seed_of("order")
         self._shards: Shards = shards_of(mesh)
         size = config.train.batch_size
         count = -(-len(queries.texts) // size)
         order = self._generator("groups").permutation(len(queries.texts))
         # The last group is filled with the first queries.
         self._groups = np.resize(order, (count, size))
+        self._steps = config.train.steps or config.train.epochs * count
         self._ranked = lru_cache(maxsize=MOST_KEPT // size)(self._rank)
 
     def __len__(self) -> int:
@@ -485,7 +465,7 @@ class TeacherAgreement(Metric[Encoder]):
             some = queries.some(slice(first, first + RANKED_AT_ONCE))
             candidates = teacher.candidates(some, 0)
             scores = teacher.scores(some, candidates)
-            count = min(TOP, len(candidates) - 1)  # without the passage that a query is made of
+            count = min(TOP, len(candidates) - 1)  # without the query's own passage
             best += [candidates[best_rows(row, count)] for row in scores]
         return cls(AGREEMENT, batch_size, queries, np.stack(best), teacher.contents)
 

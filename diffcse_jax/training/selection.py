@@ -2,8 +2,8 @@
 
 The candidate is the best checkpoint or, with `eval.interpolate`, a mixture of it and the starting
 checkpoint. With `eval.keep_start`, the starting checkpoint is exported if the candidate is not
-better, may be better by chance, or breaks a limit. For a query encoder, a comparison with
-BM25 replaces the question of chance.
+better, may be better by chance, or breaks a limit. For a query encoder, a comparison with BM25
+replaces the first two.
 """
 
 import dataclasses
@@ -61,6 +61,14 @@ class Comparison(NamedTuple):
     # Whether BM25 finds enough to teach a query encoder: alone, it is not clearly worse than the
     # starting checkpoint alone. None if another encoder is trained, or too few documents tell.
     words_teach: bool | None = None
+
+    @property
+    def teaches(self) -> bool:
+        """Whether BM25 teaches a query encoder, and queries made of documents do not object.
+
+        They hardly see what people's questions gain (docs/records/search.md).
+        """
+        return self.words_teach is True and self.interval[1] >= 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,9 +143,9 @@ def decide(
     Args:
         candidate: The best model of the run, with its score of the queries that judge.
         comparison: What is known about its gain.
-        keep_start: Export the starting checkpoint unless the candidate is clearly better. An
-            query encoder is exported if it is better and BM25 has something to teach
-            (docs/records/search.md); if that is unknown, it must be clearly better, too.
+        keep_start: Export the starting checkpoint unless the candidate is clearly better. A query
+            encoder is exported if BM25 has something to teach and the candidate is not clearly
+            worse; if the first is unknown, it must be clearly better, too.
         compared: Ways to search, if they were compared.
     """
     is_higher = candidate.score > comparison.start
@@ -147,10 +155,10 @@ def decide(
     elif is_higher and comparison.interval[0] <= 0:
         caveat = "interval"
     breaks_limit = bool(candidate.lost) or not candidate.keeps_quality
-    is_clear = not caveat
+    is_gain = is_higher and not caveat
     if comparison.words_teach is not None:
-        is_clear = comparison.words_teach
-    helped = is_higher and is_clear and not breaks_limit
+        is_gain = comparison.teaches
+    helped = is_gain and not breaks_limit
     keeps_start = keep_start and not helped
 
     def is_usable(system: System) -> bool:
@@ -240,20 +248,21 @@ def _comparisons(decision: Decision) -> Iterator[str]:
 
 def _result(decision: Decision, wording: Wording) -> str:
     candidate = decision.candidate
-    if not decision.is_higher:
+    teaches = decision.comparison.teaches
+    if not decision.is_higher and not teaches:
         result = "Training did not help"
     elif decision.comparison.words_teach is False:
         result = (
             f"BM25 alone finds clearly less than {wording.start}, and on such collections the gain "
             "did not show in people's questions (docs/query_encoders.md)"
         )
-    elif decision.caveat and not decision.comparison.words_teach:
+    elif decision.caveat and not teaches:
         result = "Training did not clearly help"
     elif candidate.lost:
         result = "Training helped, but other queries got worse"
     elif not candidate.keeps_quality:
         result = "Training helped, but general quality dropped too far"
-    elif decision.caveat:
+    elif decision.caveat or not decision.is_higher:
         return (
             "Training did not clearly help by queries made of documents. But BM25 alone finds "
             f"about as much as {wording.start}, and on such collections people's questions gained "
@@ -299,7 +308,8 @@ def _training_alone(decision: Decision, wording: Wording) -> str:
 
 def _exported(decision: Decision, wording: Wording) -> str:
     trained = records.origin(decision.candidate.interpolation, wording.step)
-    gains = decision.is_higher and decision.candidate.keeps_quality
+    is_gain = decision.is_higher or decision.comparison.teaches
+    gains = is_gain and decision.candidate.keeps_quality
     if not decision.keeps_start:
         return trained if gains else f"{trained} anyway"
     other = f" (eval.keep_start=False would export {trained})" if gains else ""
