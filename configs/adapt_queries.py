@@ -27,6 +27,7 @@ def get_config() -> ConfigDict:
     config.data.train_file = "documents.txt"
     config.data.pairs = "dropout"
     config.data.held_out = 0.1
+    config.data.max_length = 64  # of the passages that made queries find
     config.train.batch_size = 64
     config.train.epochs = 4
     config.optim.learning_rate = 1e-3
