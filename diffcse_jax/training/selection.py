@@ -253,8 +253,8 @@ def _result(decision: Decision, wording: Wording) -> str:
         result = "Training did not help"
     elif decision.comparison.words_teach is False:
         result = (
-            f"BM25 alone finds clearly less than {wording.start}, and on such collections the gain "
-            "did not show in people's questions (docs/query_encoders.md)"
+            f"BM25 alone finds clearly less than {wording.start}, and on such collections people's "
+            "questions gained nothing significant beside BM25 (docs/query_encoders.md)"
         )
     elif decision.caveat and not teaches:
         result = "Training did not clearly help"
@@ -266,7 +266,7 @@ def _result(decision: Decision, wording: Wording) -> str:
         return (
             "Training did not clearly help by queries made of documents. But BM25 alone finds "
             f"about as much as {wording.start}, and on such collections people's questions gained "
-            "(docs/query_encoders.md). You get the trained model."
+            "or stayed as they were (docs/query_encoders.md). You get the trained model."
         )
     else:
         return f"Training helped: the trained model is better than {wording.start}{wording.aspect}."
