@@ -245,6 +245,7 @@ def test_an_index_with_another_prompt_is_refused(tmp_path, minilm_dir):
     Index(encoder, PASSAGES, prompt_name="other").save(tmp_path / "index")
     values = flat(shipped_config("adapt_queries").to_dict())
     values |= {"data.train_file": str(tmp_path / "index"), "model.name_or_path": str(start)}
+    values |= {"data.max_length": 24}
     with pytest.raises(ConfigError, match="'other: '"):
         queries.train_queries(Config.from_dict(values), tmp_path / "run")
 
@@ -257,7 +258,7 @@ def test_a_run_resumes_and_exports_both_encoders(tmp_path, minilm_dir, monkeypat
     documents = (f"{each}\nDocument {i} has {i * i} pages." for i, each in enumerate(PASSAGES * 7))
     text.write_text("\n\n".join(documents))
     changes = {
-        "model.name_or_path": str(start), "data.train_file": str(text),
+        "model.name_or_path": str(start), "data.train_file": str(text), "data.max_length": 24,
         "train.steps": 4, "train.batch_size": 8, "eval.every": 2, "eval.keep_start": False,
         "optim.learning_rate": 1e-2,
     }  # fmt: skip
