@@ -290,7 +290,8 @@ class SentenceEncoder:
         if queries is not None:
             # The whole document encoder's name stands for both encoders, which may differ in it.
             whole = record.sentence_head.applied(record.pooler)
-            of_queries = options | {"pooler": None} if options.get("pooler") == whole else options
+            is_whole = our_name(options.get("pooler")) == whole
+            of_queries = options | {"pooler": None} if is_whole else options
             options["queries"] = cls.of(queries, record_of(queries), name, **of_queries)
         return cls.of(documents, record, name, **options)
 

@@ -63,7 +63,7 @@ def test_queries_and_documents_have_their_own_weights(folders, both):
         SentenceEncoder.from_pretrained(folders / name) for name in ("start", "trained")
     )
     named = SentenceEncoder.from_pretrained(
-        folders / "both", pooler="avg"
+        folders / "both", pooler="mean"
     )  # of the document encoder
     copies = both, named, pickle.loads(pickle.dumps(both))
     for encoder in copies:

@@ -115,7 +115,7 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     )
 
     # 4. Training.
-    built = networks.build(config, base.checkpoint, None, vocabulary, projector=base.recorded.head)
+    built = networks.build(config, base.checkpoint, None, vocabulary)
     return train_and_select(
         Run(
             config=config,
