@@ -153,6 +153,24 @@ def test_training_resumes_from_the_newest_intact_checkpoint(
     assert not capsys.readouterr().err
 
 
+def test_moments_come_back_with_the_rows_that_the_devices_need(two_checkpoints, tmp_path):
+    def padded(step: int, rows: int) -> TrainState:
+        state = state_of(step)
+        mu = state.opt_state[1]["mu"]
+        mu["encoder.bias"] = jnp.pad(mu["encoder.bias"], (0, rows - 300))
+        return state
+
+    workdir = shutil.copytree(two_checkpoints, tmp_path / "run")
+    with opened(workdir) as checkpoints:
+        state, _ = checkpoints.restore(padded(0, 304))
+        jax.tree.map(np.testing.assert_array_equal, state, padded(2, 304))
+        checkpoints.save(padded(3, 304), {}, Measured({"stsb": 70.0}, []))
+    with opened(workdir) as checkpoints:
+        for rows in (300, 302):
+            state, _ = checkpoints.restore(padded(0, rows))
+            jax.tree.map(np.testing.assert_array_equal, state, padded(3, rows))
+
+
 def test_importing_the_package_leaves_logging_and_hooks_alone():
     """Defects of an earlier version: the host application's absl errors were silenced."""
     program = """

@@ -152,7 +152,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             )
             for item in _ARRAYS:  # one after the other, so that the host never holds all of them
                 _, arrays = read_arrays(checkpoint, item)
-                state = state._replace(**{item: _placed(arrays, getattr(like, item))})
+                state = state._replace(
+                    **{item: _placed(arrays, getattr(like, item), moments=item == "opt_state")}
+                )
                 del arrays
         return state, dict(record.data)
 
@@ -303,18 +305,32 @@ def read_arrays(checkpoint: Path, item: str) -> tuple[Record, Any]:
     return record, arrays
 
 
-def _placed(arrays: Any, like: Any) -> Any:
-    """Return the arrays with the containers, types and shardings of the tree `like`."""
+def _placed(arrays: Any, like: Any, *, moments: bool = False) -> Any:
+    """Return the arrays with the containers, types and shardings of the tree `like`.
+
+    Tables of moments have rows of zeros at their end, as many as the run's devices need
+    (`sharding.padded`). The checkpoint may be of a run on other devices.
+    """
     by_path = _by_path(arrays)
 
     def placed(path: Any, array: jax.Array) -> jax.Array:
         name = _name_of(path)
         saved = by_path[name].astype(array.dtype)
+        if moments and saved.ndim and saved.shape != array.shape:
+            saved = _with_rows(saved, len(array))
         if saved.shape != array.shape:
             raise ValueError(f"{name} has shape {saved.shape}, not {array.shape}")
         return jax.make_array_from_callback(array.shape, array.sharding, saved.__getitem__)
 
     return jax.tree_util.tree_map_with_path(placed, like)
+
+
+def _with_rows(saved: np.ndarray, rows: int) -> np.ndarray:
+    """Return an array with more or fewer rows of zeros at its end."""
+    if saved[rows:].any():
+        return saved
+    missing = max(rows - len(saved), 0)
+    return np.pad(saved[:rows], ((0, missing), *[(0, 0)] * (saved.ndim - 1)))
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
@@ -31,10 +32,11 @@ from diffcse_jax.models.layers import Params
 PACKED = {"cpu": 15, "tpu": 14}
 # The axes over which each dimension of a parameter may be split. The first rule that matches a name
 # counts. `model` splits heads, intermediate units and the vocabulary. `data` splits what is left:
-# rows where possible, because parts of rows are copied before they move between devices.
+# rows where possible, because parts of rows are copied before they move between devices. An axis
+# splits the first dimension that it divides.
 RULES: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
-    (r"embeddings\.word\.embedding|\.decoder", (("model",), ("data",))),
-    (r"\.embedding", ((), ("data",))),
+    (r"embeddings\.word\.embedding|\.decoder", (("model", "data"), ("data",))),
+    (r"\.embedding", (("data",), ("data",))),
     (r"\.(query|key|value|intermediate|gate)\.kernel", (("data",), ("model",))),
     (r"\.(query|key|value|intermediate|gate)\.bias", (("model",),)),
     (r"\.output\.kernel", (("model", "data"), ())),
@@ -190,21 +192,50 @@ def split_over_data(params: Params, mesh: Mesh) -> Params:
     return jax.lax.with_sharding_constraint(params, parts)
 
 
-def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) -> NamedSharding:
+def padded(params: Params, mesh: Mesh) -> Params:
+    """Append rows of zeros where the mesh would not divide the rows of an array by the rules.
+
+    A vocabulary has any number of tokens. Splitting the columns of its table would be slow.
+    """
+
+    def pad(name: str, array: jax.Array) -> jax.Array:
+        axes = _axes_of(name)[0]
+        parts = math.prod(mesh.shape[axis] for axis in axes) if "data" in axes else 1
+        missing = -array.shape[0] % parts
+        return jnp.pad(array, ((0, missing), *[(0, 0)] * (array.ndim - 1))) if missing else array
+
+    return {name: pad(name, array) for name, array in params.items()}
+
+
+def without_padding(params: Params, like: Params, mesh: Mesh) -> Params:
+    """Undo `padded`: return the rows that the arrays of `like` have."""
+    rows = {name: len(array) for name, array in like.items() if len(array) < len(params[name])}
+    whole = gathered({name: params[name] for name in rows}, mesh)
+    return params | {name: array[: rows[name]] for name, array in whole.items()}
+
+
+def _axes_of(name: str) -> tuple[tuple[str, ...], ...]:
     axes = next((axes for pattern, axes in RULES if re.search(pattern + "$", name)), None)
     if axes is None:
         raise ValueError(f"no sharding rule covers the parameter {name}")
-    split: list[str | tuple[str, ...] | None] = []
-    for of_dimension, size in zip(axes, shape, strict=True):
+    return axes
+
+
+def _by_name(name: str, shape: tuple[int, ...], mesh: Mesh, *, over_data: bool) -> NamedSharding:
+    split: list[tuple[str, ...]] = []
+    for of_dimension, size in zip(_axes_of(name), shape, strict=True):
         splitting: tuple[str, ...] = ()
         for axis in of_dimension:
             parts = math.prod(mesh.shape[each] for each in (*splitting, axis))
-            if (axis == "model" or over_data) and mesh.shape[axis] > 1 and size % parts == 0:
+            used = any(axis in axes for axes in split)
+            allowed = (axis == "model" or over_data) and not used
+            if allowed and mesh.shape[axis] > 1 and size % parts == 0:
                 splitting += (axis,)
-        split.append(splitting if len(splitting) > 1 else next(iter(splitting), None))
-    while split and split[-1] is None:  # the form that compiled functions return
+        split.append(splitting)
+    while split and not split[-1]:  # the form that compiled functions return
         split.pop()
-    return NamedSharding(mesh, PartitionSpec(*split))
+    named = (axes if len(axes) > 1 else next(iter(axes), None) for axes in split)
+    return NamedSharding(mesh, PartitionSpec(*named))
 
 
 def shard_batch(batch: Batch, mesh: Mesh) -> Batch:

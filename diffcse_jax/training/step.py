@@ -22,8 +22,10 @@ from diffcse_jax.training.sharding import (
     by_rules,
     gathered,
     in_precision,
+    padded,
     replicated,
     split_over_data,
+    without_padding,
 )
 
 # (state, frozen parameters, batch, root key) -> (state, metrics)
@@ -39,7 +41,7 @@ def initial_state(
     shardings = jax.tree.map(
         lambda array: array.sharding, abstract_state(params, optimizer, config, mesh)
     )
-    return jax.jit(partial(_initialize, optimizer), out_shardings=shardings)(params)
+    return jax.jit(partial(_initialize, optimizer, mesh), out_shardings=shardings)(params)
 
 
 def abstract_state(
@@ -50,7 +52,7 @@ def abstract_state(
     The parameters may be shapes, and the devices may belong to a topology that is only compiled
     for.
     """
-    state = jax.eval_shape(partial(_initialize, optimizer), params)
+    state = jax.eval_shape(partial(_initialize, optimizer, mesh), params)
     return jax.tree.map(
         lambda array, sharding: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding),
         state,
@@ -58,10 +60,9 @@ def abstract_state(
     )
 
 
-def _initialize(optimizer: optax.GradientTransformation, params: Params) -> TrainState:
-    return TrainState(
-        jnp.zeros([], jnp.int32), params, optimizer.init(params), jnp.zeros([], jnp.int32)
-    )
+def _initialize(optimizer: optax.GradientTransformation, mesh: Mesh, params: Params) -> TrainState:
+    opt_state = optimizer.init(padded(params, mesh))
+    return TrainState(jnp.zeros([], jnp.int32), params, opt_state, jnp.zeros([], jnp.int32))
 
 
 def root_key(config: Config) -> PRNGKeyArray:
@@ -91,17 +92,18 @@ def make_train_step(
         grads, metrics = jax.grad(loss, has_aux=True)(state.params)
         # Gradients are summed as whole arrays and then split. If only parts of an embedding table's
         # gradient were needed, XLA would move the tokens and their gradients instead.
-        grads = split_over_data(gathered(grads, mesh), mesh)
+        grads = split_over_data(padded(gathered(grads, mesh), mesh), mesh)
         squares = squared_norms(grads)
         metrics["grad_norm"] = jnp.sqrt(squares.sum())
         metrics["bad_gradient"] = _first_bad(squares)
         good = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
         with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params, good=good)
-            params = optax.apply_updates(state.params, updates)
-            params = jax.tree.map(partial(jnp.where, good), params, state.params)
+            old = padded(state.params, mesh)
+            updates, opt_state = optimizer.update(grads, state.opt_state, old, good=good)
+            params = optax.apply_updates(old, updates)
+            params = jax.tree.map(partial(jnp.where, good), params, old)
             opt_state = keep_counters(good, opt_state, state.opt_state)
-        params = split_over_data(params, mesh)
+        params = without_padding(split_over_data(params, mesh), state.params, mesh)
 
         metrics["bad_steps"] = state.bad_steps + (~good).astype(jnp.int32)
         state = TrainState(state.step + 1, params, opt_state, metrics["bad_steps"])
