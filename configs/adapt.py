@@ -14,9 +14,9 @@ Weights:  halfway between the starting checkpoint and the best one (WiSE-FT, Wor
           On people's own questions that is better than all trained weights
           (docs/records/search.md).
 Settings: as in configs/base/sentence_encoder.py, with contrast alone: 20 steps of 256 pairs of 64
-          tokens, in chunks of 64 pairs. There is no dropout, because the two texts of a pair differ
-          (single sentences need 0.1). The learning rate was chosen on MiniLM. For another encoder,
-          start with 2e-5.
+          tokens, in chunks of 64 pairs if memory is short. There is no dropout, because the two
+          texts of a pair differ (single sentences need 0.1). The learning rate was chosen on
+          MiniLM. For another encoder, start with 2e-5.
 """
 
 from ml_collections import ConfigDict
@@ -34,7 +34,7 @@ def get_config() -> ConfigDict:
     config.model.hidden_dropout = (0.0,)
     config.model.attention_dropout = (0.0,)
     config.train.batch_size = 256
-    config.train.chunk_size = 64
+    config.train.chunking = "auto"
     config.train.steps = 20
     config.optim.learning_rate = 1e-4
     config.eval.every = 10

@@ -11,6 +11,7 @@ from diffcse_jax.models.poolers import OTHER_NAMES, POOLERS, is_pooler
 from diffcse_jax.options import option
 
 SWITCH = ("auto", "on", "off")
+AUTOMATIC_CHUNK = 64  # sentences, if `train.chunking` cuts a batch
 DEFAULT_SEED = 42
 SEEDED = ("heads", "order", "dropout")  # what a seed determines
 OWN_POOLER = "own"  # as a pooler: the one that the checkpoint records
@@ -196,8 +197,15 @@ class TrainConfig:
         0,
         "largest number of sentences (over all devices) that the networks see at once. A batch is "
         "cut into as few equal chunks as possible: less memory, a second forward pass, the same "
-        "loss and gradients; 0: off",
+        "loss and gradients; 0: as `train.chunking` says",
         low=0,
+    )
+    chunking: str = option(
+        "off",
+        "without a `train.chunk_size`: `off`, or `auto` for chunks of at most "
+        f"{AUTOMATIC_CHUNK} sentences if a whole batch might need more memory than is free",
+        choices=("off", "auto"),
+        changes="nothing",
     )
     packing: str = option(
         "auto", "skip padding; `auto`: on for CPUs and TPUs", choices=SWITCH, changes="nothing"
@@ -231,11 +239,18 @@ class TrainConfig:
 
     @property
     def chunks(self) -> int:
-        """The number of chunks of a batch: as few equal ones as `chunk_size` allows."""
+        """The number of chunks of a batch: as few equal ones as `largest_chunk` allows."""
         counts = (n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0)
-        return next(
-            n for n in counts if self.batch_size // n <= (self.chunk_size or self.batch_size)
-        )
+        return next(n for n in counts if self.batch_size // n <= self.largest_chunk)
+
+    @property
+    def largest_chunk(self) -> int:
+        """The largest number of sentences that a chunk may have.
+
+        With `chunking=auto`, it is that of a batch that does not fit into memory.
+        """
+        automatic = AUTOMATIC_CHUNK if self.chunking == "auto" else self.batch_size
+        return self.chunk_size or automatic
 
 
 @dataclasses.dataclass(frozen=True)

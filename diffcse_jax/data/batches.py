@@ -151,6 +151,8 @@ class BatchSource:
         prompt_tokens: Tokens at the start of the first column, which `augmentation` keeps.
         labels: Labels by task, which are added to the batches.
         compares_views: If false, a single column stays one view.
+        shapes: The shapes of the batches.
+        largest: The number of a batch, among the first, that needs the largest shape.
     """
 
     store: Examples
@@ -192,6 +194,7 @@ class BatchSource:
         self._lengths_of_batches = choose_lengths(longest, self.store.max_length)
         needed = [*map(self._needed_shape, sample)]
         self.shapes = choose_shapes(needed, self._lengths_of_batches, self.steps)
+        self.largest = needed.index(max(needed))
 
     def __len__(self) -> int:
         return self.steps

@@ -23,6 +23,7 @@ from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.generator import own_generator, with_fitting_head
 from diffcse_jax.training.loop import Run
+from diffcse_jax.training.memory import without_needless_chunks
 from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.queries import train_queries
@@ -92,7 +93,6 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     config = with_fitting_batch(config, len(examples), mesh)
     batch_size = config.train.batch_size
     total_steps = config.train.steps or config.train.epochs * (len(examples) // batch_size)
-    packing = packing_of(config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors"))
     source = BatchSource(
         examples,
         batch_size=batch_size,
@@ -100,7 +100,9 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
         seed=config.train.seed_of("order"),
         pad_token_id=encoder.config.pad_token_id,
         shards=shards_of(mesh),
-        packing=packing,
+        packing=packing_of(
+            config, mesh, chunks=config.train.chunks, anchors=config.needs("anchors")
+        ),
         next_sentence=config.needs("next_sentence"),
         augmentation=augmentation,
         prompt_tokens=prompt_tokens[0],
@@ -143,6 +145,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     )
     if config.keeps_mlm_head:
         base = base.with_mlm_head(built.params)
+    config, source = without_needless_chunks(config, source, built, mesh)
     optimizer = make_optimizer(config.optim, total_steps)
 
     # 5. The loop and the selection. The model folder `WORKDIR/export` is written by `api.run`.

@@ -136,6 +136,11 @@ def _check(config: Config) -> None:
         raise ConfigError(
             "data.augmentation: fine-tuning reads labelled rows as they are. Use 'none'"
         )
+    if config.train.chunking == "auto":
+        raise ConfigError(
+            "train.chunking=auto: the batches of fine-tuning may have any task. Set "
+            "train.chunk_size if they do not fit into memory"
+        )
     for key in ("keep_start", "interpolate", "hold", "beside", "guard", "max_drop"):
         if getattr(config.eval, key):
             raise ConfigError(
