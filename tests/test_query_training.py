@@ -172,6 +172,8 @@ def test_a_projection_follows_the_modules_of_the_head():
         ("eval.metric", "halves_retrieval", r"eval\.metric=halves_retrieval: .* does not use"),
         ("eval.hold", ("halves_retrieval",), r"eval\.hold=halves_retrieval: .* does not use"),
         ("eval.max_drop", 1.0, r"eval\.max_drop limits"),
+        ("train.chunk_size", 16, r"Leave train\.chunk_size and train\.chunking out"),
+        ("train.chunking", "auto", r"Leave train\.chunk_size and train\.chunking out"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(key, value, message, tmp_path):
@@ -248,6 +250,18 @@ def test_an_index_with_another_prompt_is_refused(tmp_path, minilm_dir):
     values |= {"data.max_length": 24}
     with pytest.raises(ConfigError, match="'other: '"):
         queries.train_queries(Config.from_dict(values), tmp_path / "run")
+
+
+def test_a_start_that_cuts_its_embeddings_is_refused(tmp_path, minilm_dir, capfd):
+    start = write_tiny_model(tmp_path / "start", minilm_dir, blocks=1, pooler=False)
+    write(start, RecordedPooler("avg", truncate_dim=8), 1, HIDDEN)
+    (tmp_path / "text.txt").write_text("\n\n".join(PASSAGES))
+    values = flat(shipped_config("adapt_queries").to_dict())
+    values |= {"data.train_file": str(tmp_path / "text.txt"), "model.name_or_path": str(start)}
+    values |= {"data.max_length": 24}
+    with pytest.raises(ConfigError, match="cuts its embeddings to 8 dimensions, and queries can"):
+        queries.train_queries(Config.from_dict(values), tmp_path / "run")
+    assert "A run trains, compares and exports whole ones" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -406,10 +406,11 @@ def test_every_start_is_recorded_and_changed_versions_are_reported(tmp_path, mon
     )
     count = jax.device_count()
     monkeypatch.setattr(jax, "device_count", lambda: 2)
-    records.record_start(tmp_path, config, text="4567", step=30)
+    records.record_start(tmp_path, config, text="4567", step=30, chunk_size=64)
     assert (
         f"in their last digits from here on: jax was {jax.__version__}, now 9.9, the number of "
-        f"devices was {count}, now 2\n" in capsys.readouterr().err
+        f"devices was {count}, now 2, the size of chunks (0: whole batches) was 0, now 64\n"
+        in capsys.readouterr().err
     )
     # Nothing is resumed: this may be another run in place of one without a checkpoint.
     records.record_start(tmp_path, config, text="89", step=0)

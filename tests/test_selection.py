@@ -5,6 +5,7 @@ All weights of a model are one number: 0 at the start, else the step.
 
 import dataclasses
 import shutil
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from tiny_model import write_smallest_model
 from tiny_networks import ENCODER, SIMCSE, VOCABULARY, config_of
 
+from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.errors import CheckpointError, ConfigError
 from diffcse_jax.evaluation.dev import DevEvaluation
 from diffcse_jax.evaluation.metrics import Metric, QueryMetric
@@ -36,7 +38,9 @@ from diffcse_jax.training.selection import (
     Candidate,
     Comparison,
     Decision,
+    Mixtures,
     Wording,
+    _candidate,
     check_interpolation,
     choose,
     decide,
@@ -443,6 +447,21 @@ def test_a_model_that_only_the_judging_queries_prefer_is_checked_for_losses_too(
     _, verdict = chosen(6, metric=metric, hold=("halves_retrieval",))
     assert "mrr 70.00 after training, 60.00 before" in verdict
     assert "Other queries got worse: halves 1.00, was 2.00 (eval.hold)." in verdict
+
+
+def test_queries_that_learned_are_checked_for_losses_whatever_their_score(start):
+    """They may be exported without a higher score. Then the verdict does not say that training helped."""
+    config = mock.Mock(spec=Config, trains_queries=True, eval=EvalConfig(hold=("lead_retrieval",)))
+    evaluation = mock.Mock(spec=DevEvaluation, metric="mrr", chosen=Mrr("mrr", 8))
+    evaluation.regressions.return_value = LOST.lost
+    run = mock.Mock(spec=Run, config=config, evaluation=evaluation, base=mock.Mock())
+    candidate = _candidate(run, BASELINE, {1.0: MEASURED[1.0]}, mock.Mock(spec=Mixtures))
+    assert candidate.lost == LOST.lost
+    decision = decide(candidate, UNCLEAR._replace(words_teach=True), keep_start=True)
+    assert decision.keeps_start
+    assert describe(decision, WORDING).startswith(
+        "Training did not clearly help, and other queries got worse, so you keep tiny."
+    )
 
 
 def test_the_earlier_choice_stays_where_no_new_one_can_be_made(chosen, tmp_path):

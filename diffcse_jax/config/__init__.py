@@ -629,14 +629,11 @@ def _contradictions(config: Config) -> Iterator[str]:
     """Yield what is wrong with values that cannot work together."""
     yield from _contradictions_of_networks(config)
     train = config.train
-    if (size := train.batch_size // train.chunks) < min(train.batch_size, train.largest_chunk) / 2:
-        wanted = f"{train.largest_chunk} (train.chunking=auto)"
-        if train.chunk_size:
-            wanted = f"train.chunk_size={train.chunk_size}"
+    if (size := train.batch_size // train.chunks) < min(train.batch_size, train.chunk_size) / 2:
         yield (
             f"train.batch_size={train.batch_size} can only be cut into equal chunks of {size} "
-            f"sentences, far below {wanted}. Choose two numbers with a common divisor, or "
-            "train.chunk_size=0 and train.chunking=off"
+            f"sentences, far below train.chunk_size={train.chunk_size}. Choose two numbers with a "
+            "common divisor, or train.chunk_size=0"
         )
     if not config.losses:
         names = [name for name, group in vars(Config()).items() if isinstance(group, Loss)]

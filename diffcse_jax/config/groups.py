@@ -239,18 +239,11 @@ class TrainConfig:
 
     @property
     def chunks(self) -> int:
-        """The number of chunks of a batch: as few equal ones as `largest_chunk` allows."""
+        """The number of chunks of a batch: as few equal ones as `chunk_size` allows."""
         counts = (n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0)
-        return next(n for n in counts if self.batch_size // n <= self.largest_chunk)
-
-    @property
-    def largest_chunk(self) -> int:
-        """The largest number of sentences that a chunk may have.
-
-        With `chunking=auto`, it is that of a batch that does not fit into memory.
-        """
-        automatic = AUTOMATIC_CHUNK if self.chunking == "auto" else self.batch_size
-        return self.chunk_size or automatic
+        return next(
+            n for n in counts if self.batch_size // n <= (self.chunk_size or self.batch_size)
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -205,14 +205,18 @@ _NAMES_OF_DEVICES = {
     "kind": "the kind of device",
     "count": "the number of devices",
     "hosts": "the number of processes",
+    "chunk_size": "the size of chunks (0: whole batches)",
 }
 
 
-def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None:
+def record_start(
+    workdir: Path, config: Config, *, text: str, step: int, chunk_size: int = 0
+) -> None:
     """Append a line to `starts.jsonl`, and report what differs from the previous start.
 
-    Versions and devices are compared. At step 0 the file begins anew: nothing is resumed, and its
-    lines may be of a run that this one replaces.
+    Versions and devices are compared, and the size of chunks that the free memory asked for. At
+    step 0 the file begins anew: nothing is resumed, and its lines may be of a run that this one
+    replaces.
     """
     before: dict[str, Any] = next(reversed(read_starts(workdir)), {}) if step else {}
     now: dict[str, Any] = {
@@ -224,6 +228,7 @@ def record_start(workdir: Path, config: Config, *, text: str, step: int) -> None
             "kind": jax.devices()[0].device_kind,
             "count": jax.device_count(),
             "hosts": jax.process_count(),
+            "chunk_size": chunk_size,
         },
         "git": commit(Path(__file__).parents[1]),
         "step": step,

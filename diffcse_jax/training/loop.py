@@ -53,6 +53,7 @@ class Run:
     built: Built
     optimizer: optax.GradientTransformationExtraArgs
     source: Batches  # all batches
+    chunk_size: int = 0  # chosen for the free memory; 0: as the configuration says
     text: str  # identifies the text that they are made of
     unknown: float = 0.0  # the share of its sentences that consist largely of unknown words
     evaluation: DevEvaluation
@@ -61,6 +62,15 @@ class Run:
     # Builds the model to evaluate from parameters, and the baseline from the initial ones. None:
     # the sentence encoder, and as baseline the starting checkpoint with its own pooler.
     model_of: Callable[[Params], Any] | None = None
+
+    @property
+    def computing(self) -> Config:
+        """The configuration with the chunks that were chosen for the free memory."""
+        train = self.config.train
+        chunk_size = self.chunk_size or train.chunk_size
+        return dataclasses.replace(
+            self.config, train=dataclasses.replace(train, chunk_size=chunk_size)
+        )
 
     def measure(self, params: Params) -> Measured:
         """Evaluate the model with these parameters on the dev data."""

@@ -183,6 +183,12 @@ def prepare_start(
     config = with_own_pooler(config, recorded)
     if description := base.describe_pooler(asked, config):
         log_line(description)
+    if recorded.truncate_dim:
+        log_line(
+            f"notice: {name} cuts its embeddings to {recorded.truncate_dim} dimensions. A run "
+            "trains, compares and exports whole ones. `diffcse export --truncate_dim "
+            f"{recorded.truncate_dim}` cuts those."
+        )
     _check_embedding_size(encoder, config)
     _check_length(config, f"model.name_or_path={name!r}", sizes_for_run(encoder.config, config))
     return config, base, vocabulary_of(config, base.tokenizer)

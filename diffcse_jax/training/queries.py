@@ -85,7 +85,7 @@ def train_queries(config: Config, workdir: Path, callbacks: Sequence[Callback] =
     config = resolved(config, mesh)
     split, existing = open_text(config)
     config, base, vocabulary = networks.open_start(config, mesh)
-    _check_pooler(config, base)
+    _check_embeddings(config, base)
     check_interpolation(config, base)
     start = base.encoder(config)
     prompts = base.recorded.prompts
@@ -156,6 +156,11 @@ def _check(config: Config) -> None:
             "query_distillation: documents keep their embeddings, and with them the recorded "
             "prompts. Leave data.prompts out"
         )
+    if config.train.chunk_size or config.train.chunking != "off":
+        raise ConfigError(
+            "query_distillation trains a map of embeddings, and no batch is too large for that. "
+            "Leave train.chunk_size and train.chunking out"
+        )
     options = config.eval
     blind = [*SYMMETRIC_METRICS, *STS_METRICS, "pairs_spearman"]
     for key, names in {"eval.metric": (options.metric,), "eval.hold": options.hold}.items():
@@ -172,14 +177,21 @@ def _check(config: Config) -> None:
     IndexSettings("hybrid").check()
 
 
-def _check_pooler(config: Config, base: StartingCheckpoint) -> None:
-    """Refuse another pooler than that of the embeddings that documents keep."""
+def _check_embeddings(config: Config, base: StartingCheckpoint) -> None:
+    """Refuse other embeddings than those that documents keep."""
     pooler = config.encoding_pooler
     if pooler == "cls" or not base.is_trained_embedding(config):
         raise ConfigError(
             f"query_distillation: documents keep the embeddings of {base.name}, so queries need "
             f"its pooler, and not {pooler}. Set model.pooler='own', or start from an encoder with "
             "another pooler than cls"
+        )
+    if base.recorded.truncate_dim:
+        raise ConfigError(
+            f"query_distillation: {base.name} cuts its embeddings to "
+            f"{base.recorded.truncate_dim} dimensions, and queries can only learn to find whole "
+            "ones. Take truncate_dim out of its config_sentence_transformers.json, and build "
+            "indexes again"
         )
 
 

@@ -49,12 +49,14 @@ def train_and_select(run: Run) -> str:
             batches.set_state(position)
             log_line(f"resumed at step {step} of {len(run.source)} from {run.workdir}")
         warn_of_warmup(config.optim, len(run.source))
-        train_step = make_train_step(run.built.networks, config, run.optimizer, mesh)
+        train_step = make_train_step(run.built.networks, run.computing, run.optimizer, mesh)
         root = root_key(config)
         with _compiled_meanwhile(run, train_step, state, frozen, root) as compiled:
             baseline = _measure_baseline(run, resumed=step > 0)
         if jax.process_index() == 0:
-            records.record_start(run.workdir, config, text=run.text, step=step)
+            records.record_start(
+                run.workdir, config, text=run.text, step=step, chunk_size=run.chunk_size
+            )
         if not run.ends_at(step, baseline):
             loop(
                 run,

@@ -260,6 +260,8 @@ def _result(decision: Decision, wording: Wording) -> str:
         result = "Training did not clearly help"
     elif candidate.lost:
         result = "Training helped, but other queries got worse"
+        if decision.caveat or not decision.is_higher:
+            result = "Training did not clearly help, and other queries got worse"
     elif not candidate.keeps_quality:
         result = "Training helped, but general quality dropped too far"
     elif decision.caveat or not decision.is_higher:
@@ -557,7 +559,8 @@ def _candidate(
     count = sum(each.score > start for each in candidates)
     if not count:  # the first one may still be better by the queries that judge
         judged = evaluation.chosen.judged(measured[candidates[0].interpolation])
-        count = int(judged > _judged_start(run, baseline))
+        # Queries that learn may be exported with any score (`Comparison.teaches`).
+        count = int(judged > _judged_start(run, baseline) or run.config.trains_queries)
     if count and hold:
         log_line(f"Checking whether other queries got worse (eval.hold: {', '.join(hold)}).")
         held = evaluation.held(run.base.encoder(run.config))

@@ -71,10 +71,8 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
     sizes = {f"train.batch_size={train.batch_size}": train.batch_size}
     if train.chunks > 1:
         chunk = train.batch_size // train.chunks
-        of = f"train.batch_size={train.batch_size}, train.chunk_size={train.chunk_size}; 0"
-        if not train.chunk_size:
-            of = f"train.batch_size={train.batch_size}, train.chunking=auto; off"
-        sizes[f"the chunk of {chunk} sentences ({of} turns chunks off)"] = chunk
+        of = f"train.batch_size={train.batch_size}, train.chunk_size={train.chunk_size}"
+        sizes[f"the chunk of {chunk} sentences ({of}; 0 turns chunks off)"] = chunk
     if config.trains_generator_head:
         head = config.generator.head_batch_size
         sizes[f"generator.head_batch_size={head}"] = head
@@ -99,7 +97,7 @@ def make_mesh(config: Config, available: Sequence[jax.Device] | None = None) -> 
 def resolved(config: Config, mesh: Mesh) -> Config:
     """Return the configuration with each `auto` replaced by the choice for the mesh's devices.
 
-    That of `train.chunking` stays, because it depends on the batches, unless a size is given.
+    That of `train.chunking` stays, because it depends on the batches (`training.memory`).
     """
     platform = mesh.devices.flat[0].platform
     train = config.train
@@ -108,8 +106,6 @@ def resolved(config: Config, mesh: Mesh) -> Config:
         train = dataclasses.replace(train, packing="on" if platform in PACKED else "off")
     if train.recompute == "auto":
         train = dataclasses.replace(train, recompute="on" if platform == "cpu" else "off")
-    if train.chunk_size:
-        train = dataclasses.replace(train, chunking="off")
     if precision == "auto":
         precision = "float32" if platform == "cpu" else "bfloat16"
     return dataclasses.replace(config, train=train, precision=precision)

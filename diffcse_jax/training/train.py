@@ -23,7 +23,7 @@ from diffcse_jax.training import networks
 from diffcse_jax.training.callbacks import Callback
 from diffcse_jax.training.generator import own_generator, with_fitting_head
 from diffcse_jax.training.loop import Run
-from diffcse_jax.training.memory import without_needless_chunks
+from diffcse_jax.training.memory import fitted_to_memory
 from diffcse_jax.training.networks import StartingCheckpoint
 from diffcse_jax.training.optimizer import make_optimizer
 from diffcse_jax.training.queries import train_queries
@@ -145,7 +145,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     )
     if config.keeps_mlm_head:
         base = base.with_mlm_head(built.params)
-    config, source = without_needless_chunks(config, source, built, mesh)
+    source, chunk_size = fitted_to_memory(config, source, built, mesh=mesh, workdir=workdir)
     optimizer = make_optimizer(config.optim, total_steps)
 
     # 5. The loop and the selection. The model folder `WORKDIR/export` is written by `api.run`.
@@ -161,6 +161,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
             built=built,
             optimizer=optimizer,
             source=source,
+            chunk_size=chunk_size,
             text=store.name,
             unknown=store.unknown,
             evaluation=evaluation,
