@@ -144,6 +144,16 @@ def test_decimals_of_parquet_are_grades(tmp_path):
     assert number_of(decimal.Decimal("sNaN")) == number_of(10**400) == math.inf
 
 
+@pytest.mark.parametrize(
+    ("trained", "warns"), [(["one"], True), (["ONE ", "x"], True), (["x"], False)]
+)
+def test_pairs_that_are_also_trained_on_are_named(tmp_path, capsys, trained, warns):
+    (tmp_path / "pairs.tsv").write_text("one\t1\ntwo\t2\n")
+    build(trained, metric="pairs_retrieval", pairs_file=str(tmp_path / "pairs.tsv"))
+    err = capsys.readouterr().err
+    assert ("1 of 2 queries of " in err) == ("texts to train on, so" in err) == warns
+
+
 def test_regressions_beyond_chance(monkeypatch, capsys):
     monkeypatch.setattr(docstrings, "docstring_pairs", lambda limit: [("a", "b"), ("c", "d")])
     options = {

@@ -203,6 +203,19 @@ def test_the_suffix_says_what_is_written(tmp_path, text, monkeypatch, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"out.jsonl", "out.npy", "text.txt"}
 
 
+def test_an_array_of_a_folder_leaves_out_files_that_are_no_text(tmp_path, capsys):
+    """No row is shifted by a file. With --strict it is an error, which says so."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/README").write_text("Read me.")
+    (tmp_path / "text/a.txt").write_text("one\n")
+    encode = ["encode", "--model", "hash", "--input", f"{tmp_path}/text", "--output"]
+    cli.main([*encode, f"{tmp_path}/a.npy"])
+    assert len(np.load(tmp_path / "a.npy")) == 1
+    assert "skipped 1 file: 1 without extension" in capsys.readouterr().err
+    message = error_of(capsys, *encode, f"{tmp_path}/b.npy", "--strict")
+    assert "README was not read: without extension. Repair or remove it, or leave out" in message
+
+
 def test_an_array_has_a_row_for_each_row(tmp_path, capsys):
     long = " ".join(f"This is sentence number {number} of a long text." for number in range(25))
     table, page, output = (tmp_path / name for name in ("rows.csv", "page.md", "out.npy"))

@@ -7,6 +7,7 @@ import runpy
 
 import jax
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -139,6 +140,14 @@ def test_what_is_not_text_is_refused(sentences, message):
     with pytest.raises(DataError, match=message):
         # which `encode` calls: types at run time would refuse some before
         checked_sentences(sentences)
+
+
+def test_columns_of_pyarrow_are_texts():
+    table = pa.table({"text": ["a", "b"]})
+    assert checked_sentences(table["text"]) == ["a", "b"]
+    assert checked_sentences(pa.array(["a"])) == ["a"]
+    with pytest.raises(DataError, match="Of a table, give one column"):
+        checked_sentences(table)
 
 
 def test_options_are_checked(tiny, tiny_dir):

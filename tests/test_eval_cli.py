@@ -51,6 +51,23 @@ def run(tmp_path, model, senteval, capsys):
     return run
 
 
+def test_results_that_would_not_be_replaced_are_set_aside(run, tmp_path):
+    """Hours of scores may be in a file that a short command writes to."""
+    task = ("--tasks", "STSBenchmark", "--pooler")
+    _, first, printed = run(*task, "avg")
+    _, again, repeated = run(*task, "avg")
+    assert again == first
+    assert "other results" not in printed.err + repeated.err
+    _, _, printed = run(*task, "cls")
+    assert "held other results (" in printed.err
+    assert "STSBenchmark). They are now in results.1.json." in printed.err
+    assert json.loads((tmp_path / "out/results.1.json").read_text()) == first
+    (tmp_path / "out/results.json").write_text("notes")
+    _, _, printed = run(*task, "cls")
+    assert "(not of an evaluation). They are now in results.2.json." in printed.err
+    assert (tmp_path / "out/results.2.json").read_text() == "notes"
+
+
 def test_results_hold_what_scripts_rely_on(run):
     code, results, printed = run("--tasks", "STSBenchmark", "--pooler", "avg")
     assert code == 0

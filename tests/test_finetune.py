@@ -131,7 +131,8 @@ def test_tables_of_any_kind(tmp_path, capsys):
     # ordered as numbers
     assert (len(data.train) + len(data.dev), data.task.labels) == (30, ("0", "1", "10"))
     account = capsys.readouterr().err.partition("left out 3 texts: ")[2]
-    assert "2 empty" in account
+    assert "1 empty" in account
+    assert "1 without a label" in account
     assert "1 with a wrong number of fields" in account
 
 

@@ -132,6 +132,16 @@ def test_dicts_keep_their_columns():
     assert [document.id for document in documents_of(rows, id_column="start")] == ["3", "9"]
 
 
+def test_each_row_has_the_first_id_that_it_has(tmp_path):
+    """In memory as in files: one row may have `_id`, and another `id`."""
+    rows = [{"_id": "x", "text": "a"}, {"id": "y", "text": "b"}, {"_id": "z", "id": 1, "text": "c"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    in_file = open_documents_to_search(str(tmp_path / "rows.jsonl")).read(Ledger("rows"))
+    for documents in (documents_of(rows), [*in_file]):
+        assert [document.id for document in documents] == ["x", "y", "z"]
+        assert [document.columns for document in documents] == ["", "", '{"id": 1}']
+
+
 def nested(depth):
     return functools.reduce(lambda value, _: {"in": value}, range(depth), "x")
 

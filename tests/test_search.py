@@ -1,5 +1,6 @@
 """Search against sorting all similarities, and hybrid search against the formula."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -255,7 +256,7 @@ def test_invalid_options_are_refused():
     with pytest.raises(ConfigError, match="mode='sparse': use one of: dense, lexical, hybrid"):
         ask(index, query, mode="sparse")
     with pytest.raises(
-        ConfigError, match=r"the index was built in mode dense .* again in mode hybrid"
+        ConfigError, match=r"the index was built in mode dense .* again .* in mode hybrid"
     ):
         ask(index, query, mode="hybrid")
     with pytest.raises(ConfigError, match=r"threshold=0\.5: the scores of a hybrid search"):
@@ -340,6 +341,21 @@ def test_a_snippet_shows_the_words_of_the_query():
     assert hits[1].snippet == "A short text about a pump."
     japanese = "雨" * 300 + "東京タワー" + "雨" * 300
     assert "東京タワー" in Index(texts=[japanese], mode="lexical").search("タワー")[0][0].snippet
+
+
+def test_closeness_compares_documents_and_not_the_passages_of_a_long_one():
+    vectors = np.random.default_rng(0).normal(size=(31, DIMENSION)).astype(np.float32)
+    short = contents_of(texts_of(31), vectors)
+    # The last document is a log that repeats one line.
+    repeated = np.concatenate([vectors, vectors[-1:].repeat(400, axis=0)])
+    long = contents_of(texts_of(431), repeated)
+    rows = np.minimum(np.arange(431), 30).tolist()
+    passages = passages_table([Passage(row, "", f"text {row}") for row in rows])
+    long = dataclasses.replace(long, documents=short.documents, passages=passages)
+    for cosine in (0.0, 0.5, 1.0):
+        assert long.closeness(cosine) == pytest.approx(short.closeness(cosine), rel=0.5, abs=0.3)
+    alike = contents_of(texts_of(30), vectors[:1].repeat(30, axis=0))
+    assert alike.closeness(0.5) is None
 
 
 def test_notes_say_when_nothing_fits():

@@ -92,7 +92,12 @@ def encode(options: EncodeOptions) -> None:
     rows: list[Placed] = []
     for source in [open_text(each, options) for each in options.inputs]:
         # A row of .npy is known by its number alone, so none may be missing.
-        ledger = Ledger(source.name, strict=options.strict or is_npy, refuse_empty=is_npy)
+        ledger = Ledger(
+            source.name,
+            strict=options.strict or is_npy,
+            refuse_empty=is_npy,
+            may_skip_files=not options.strict,
+        )
         rows += _one_each(source, ledger, options.columns) if is_npy else _placed(source, ledger)
         report(ledger)
     if output != STDOUT:  # now, because encoding may take hours

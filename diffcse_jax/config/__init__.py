@@ -696,10 +696,13 @@ def _contradictions_of_data(config: Config) -> Iterator[str]:
             yield f"{changed}, but with {setting} it is {second}. Choose one"
     needing_documents = needing_next + ([f"data.held_out={data.held_out}"] if data.held_out else [])
     if needing_documents and not data.reads_documents:
-        yield (
-            f"{needing_documents[0]} needs documents. Set data.pairs='dropout' for single "
-            "sentences of documents"
-        )
+        advice = "Set data.pairs='dropout' for single sentences of documents"
+        if not needing_next:
+            advice = (
+                "For pairs, set data.held_out=0, and choose by others: eval.metric="
+                f"'pairs_retrieval' with eval.pairs_file. {advice}"
+            )
+        yield f"{needing_documents[0]} needs documents. {advice}"
     if data.augmentation == "synonyms" and not data.synonyms_file:
         yield (
             "data.augmentation='synonyms' needs data.synonyms_file: lines of a word and its "
@@ -736,9 +739,11 @@ def _dev_contradictions(config: Config) -> Iterator[str]:
     if not options.tasks:
         missing["average_spearman"] = "eval.tasks"
     if not config.data.held_out:
-        missing |= dict.fromkeys(
-            (*OF_DOCUMENTS, MASKED_ACCURACY), "held-out documents. Set data.held_out, such as 0.05"
+        advice = (
+            "held-out documents. Set data.held_out, such as 0.05; or, for pairs, use "
+            "'pairs_retrieval' with eval.pairs_file"
         )
+        missing |= dict.fromkeys((*OF_DOCUMENTS, MASKED_ACCURACY), advice)
     if not config.keeps_mlm_head:
         missing[MASKED_ACCURACY] = "a masked LM. Set mlm.weight > 0 and mlm.tied=True"
     kinds_with_path = [name.partition(":")[0] for name in OWN_METRICS]

@@ -8,7 +8,7 @@
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def place_id(place: Place) -> str:
     return f"{place.file}:{place.row}" if place.row else place.file
 
 
-def id_among(columns: Iterable[str]) -> str | None:
+def id_among(columns: Collection[str]) -> str | None:
     """Return the column that identifies rows by its name, or None."""
     return next(filter(None, (named(each, columns) for each in ID_COLUMNS)), None)
 

@@ -93,12 +93,14 @@ class Ledger:
         strict: Raise `DataError` at the first loss: a file that is not read, or a text that is left
             out. Empty lines and empty files hold no text, so they are not a loss.
         refuse_empty: With `strict`, also raise for an empty line.
+        may_skip_files: With `strict`, raise for texts alone.
         noun: What the source holds, for messages, as `counted` takes it.
     """
 
     name: str
     strict: bool = False
     refuse_empty: bool = False
+    may_skip_files: bool = False
     noun: str = "text{s}"
     files: int = 0  # that were read
     unread: dict[str, Entry] = dataclasses.field(default_factory=dict)  # files, by reason
@@ -121,7 +123,7 @@ class Ledger:
     def skip_file(self, name: str, reason: str, *, is_loss: bool = True) -> None:
         """List a file that is not read. It is not a loss if it holds no text, such as a picture."""
         self.unread.setdefault(reason, Entry(is_loss=is_loss)).add(Place(name))
-        if self.strict and is_loss:
+        if self.strict and is_loss and not self.may_skip_files:
             raise DataError(
                 f"{printable(name)} was not read: {reason}. Repair or remove it, or leave out "
                 "--strict"

@@ -103,10 +103,8 @@ def documents_in_memory(
 
     def read(ledger: Ledger) -> Iterator[Document]:
         layout = _layout_of(texts, id_column)
-        given = [
-            values_of(each).get(str(layout.id)) if isinstance(each, Mapping) else None
-            for each in texts
-        ]
+        rows = [values_of(each) if isinstance(each, Mapping) else {} for each in texts]
+        given = [row.get(str(layout.id_in(row))) for row in rows]
         ids = [
             "" if each is None else as_id(each, Place(row=row))
             for row, each in enumerate(given, first + 1)

@@ -456,4 +456,5 @@ def _row_documents(
             if document := document_of(values, layout, place, ledger, with_columns=with_columns):
                 yield document
             elif is_emptied(values, layout):
-                ledger.emptied.add(row_id(values, layout.id, place) or place_id(place))
+                key = row_id(values, layout.id_in(values), place)
+                ledger.emptied.add(key or place_id(place))

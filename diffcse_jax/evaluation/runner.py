@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import itertools
 import json
 import re
 import statistics
@@ -44,7 +45,8 @@ from diffcse_jax.evaluation.systems import (
     words_find_as_much,
 )
 from diffcse_jax.evaluation.trec_runs import check_run_files
-from diffcse_jax.io import expand_path, write_json
+from diffcse_jax.hosts import log_line
+from diffcse_jax.io import disk_errors, expand_path, read_json_object, write_json
 from diffcse_jax.models.unread import added_up
 from diffcse_jax.options import names_in
 
@@ -157,12 +159,16 @@ def run(options: EvaluateOptions) -> int:
 
     done: list[Results] = []
 
+    output = options.output.resolve()
+    settings = dataclasses.replace(options, compared=tuple(dict.fromkeys(options.models)))
+
     def keep(results: Results) -> None:  # after each task, because the next may fail
+        if not done and not results["tasks"]:
+            set_aside(output, settings)
         so_far = [*done, results]
         content = so_far[0] if len(so_far) == 1 else {"models": so_far}
-        write_results(content, options.output.resolve())
+        write_results(content, output)
 
-    settings = dataclasses.replace(options, compared=tuple(dict.fromkeys(options.models)))
     for model in settings.compared:
         done.append(evaluate_model(model, settings, keep))
     parts = [*map(details, done)] if options.style == "text" else []
@@ -272,6 +278,33 @@ def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, flo
                 statistics.fmean(round(tasks[name][score], 2) for name in names), 2
             )
     return means
+
+
+def set_aside(path: Path, settings: EvaluationSettings) -> None:
+    """Rename a results file that holds more than this evaluation replaces, and say so."""
+    if not path.is_file():
+        return
+    tasks = expand_groups(names_in(settings.tasks), settings.mode)
+
+    def is_replaced(results: Results) -> bool:
+        same = all(results.get(name) == getattr(settings, name) for name in RECORDED)
+        same = same and settings.pooler in (None, results.get("pooler"))
+        return same and results["model"] in settings.compared and {*results["tasks"]} <= {*tasks}
+
+    try:
+        content = read_json_object(path)
+        models = content.get("models", [content])
+        others = [each for each in models if each["tasks"] and not is_replaced(each)]
+        held = "; ".join(f"{each['model']}: {', '.join(each['tasks'])}" for each in others)
+    except (CheckpointError, KeyError, TypeError):
+        held = "not of an evaluation"
+    if not held:
+        return
+    free = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+    kept = next(each for each in free if not each.exists())
+    with disk_errors(kept, safe="The file is unchanged.", instead="give another --output"):
+        path.rename(kept)
+    log_line(f"notice: {path} held other results ({held}). They are now in {kept.name}.")
 
 
 def write_results(content: Results, path: Path) -> None:

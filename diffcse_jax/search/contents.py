@@ -25,6 +25,7 @@ from diffcse_jax.search.passages import PASSAGE_RULES, Passage
 SAMPLE_ROWS = 1024  # at most so many, evenly spaced, standardise the cosine similarities of a query
 TYPICAL_ROWS = 64  # whose nearest passages show which similarity is high
 NEAREST = 16  # among which one of another document is looked for
+LEAST_SPREAD = 0.01  # between cosines that are usual and high, or else no passage is near or far
 
 DOCUMENTS = pa.schema(
     [
@@ -49,7 +50,7 @@ PASSAGES = pa.schema(
 class Typical(NamedTuple):
     """Cosine similarities among the passages of an index."""
 
-    pairs: float = 0.0  # the mean of two passages
+    pairs: float = 0.0  # the mean of two passages of different documents
     nearest: float = 1.0  # the median of a passage and the nearest one of another document
 
 
@@ -88,11 +89,15 @@ class Contents:
             return self.known_typical
         if not self.embeddings or len(self.documents) < 2:
             return Typical()
+        # All pairs, without those of the same document: a long one may have most passages.
         sample = self.sample
-        total = sample.sum(axis=0)
-        count = len(sample)
-        products = float(total @ total - np.einsum("rd,rd->", sample, sample))
-        pairs = products / max(1, count * (count - 1))
+        documents = self.document_of[self._spaced(SAMPLE_ROWS)]
+        _, group, counts = np.unique(documents, return_inverse=True, return_counts=True)
+        sums = np.zeros((len(counts), sample.shape[1]), np.float32)
+        np.add.at(sums, group, sample)
+        total = sums.sum(axis=0)
+        products = float(total @ total - np.einsum("gd,gd->", sums, sums))
+        pairs = products / max(1, len(sample) ** 2 - int(np.square(counts).sum()))
         rows = self._spaced(TYPICAL_ROWS)
         scores, neighbours = self.embeddings.nearest(self.embeddings.rows(rows), NEAREST)
         is_other = self.document_of[neighbours] != self.document_of[rows][:, None]
@@ -102,10 +107,13 @@ class Contents:
     def _spaced(self, count: int) -> Int[np.ndarray, " rows"]:
         return np.arange(0, len(self.passages), max(1, -(-len(self.passages) // count)))
 
-    def closeness(self, cosine: float) -> float:
-        """Return how close a query's best passage is: 0 is usual for two passages."""
+    def closeness(self, cosine: float) -> float | None:
+        """Return how close a query's best passage is: 0 is usual for two passages.
+
+        Return None if most documents are alike, so that no passages are near or far.
+        """
         pairs, nearest = self.typical
-        return (cosine - pairs) / max(nearest - pairs, 1e-6)
+        return (cosine - pairs) / (nearest - pairs) if nearest - pairs > LEAST_SPREAD else None
 
     def word_scores(self, text: str) -> Float32[np.ndarray, " passages"]:
         """Return the BM25 score of each passage."""

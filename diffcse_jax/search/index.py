@@ -468,7 +468,8 @@ class Index:
         if check_mode(mode or self.mode) != self.mode and self.mode != "hybrid":
             raise ConfigError(
                 f"{self.name} was built in mode {self.mode} and cannot be searched in mode {mode}. "
-                f"Search in mode {self.mode}, or build it again in mode hybrid, which has all modes"
+                f"Search in mode {self.mode}, or build it again (--replace) in mode hybrid, which "
+                "has all modes"
             )
         return mode or self.mode
 

@@ -18,6 +18,8 @@ def checked_sentences(sentences: Any) -> list[str]:
         )
     if isinstance(sentences, Set):
         raise DataError("a set has no order, so no row could be told from another. Give a list")
+    if hasattr(sentences, "to_pylist"):  # a column of pyarrow, whose items are its own scalars
+        sentences = sentences.to_pylist()
     texts = [sentences] if isinstance(sentences, str) else list(sentences)
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):

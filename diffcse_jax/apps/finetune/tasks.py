@@ -23,6 +23,8 @@ from diffcse_jax.errors import ConfigError, DataError, counted
 from diffcse_jax.hosts import log_line, report
 from diffcse_jax.losses.finetune import LabelledTask
 
+UNLABELLED = "without a label"
+
 
 class LabelledRow(NamedTuple):
     """A row of a task."""
@@ -150,6 +152,11 @@ def _read(
     rows = []
     for line, values in table.rows(columns, ledger):
         place = Place(source, line)
+        given = values.get(label, "")
+        unlabelled = given is None or not str(given).strip()
+        if label and unlabelled and any(values.get(column) for column in task.texts):
+            ledger.leave_out(UNLABELLED, place)
+            continue
         cells = texts_of_row(values, columns, place, ledger)
         if cells is None:
             continue

@@ -65,6 +65,13 @@ class Layout:
         places = sorted(place for column in values for place in self.places.get(column, ()))
         return [self.texts[place] for place in places]
 
+    def id_in(self, values: Mapping[str, Any]) -> str | None:
+        """Return the column that identifies a row: `id`, or another one with a usual name."""
+        if self.id is None or values.get(self.id) is not None:
+            return self.id
+        present = [name for name, value in values.items() if value is not None]
+        return id_among(present) or self.id
+
     def reads(self, column: str) -> bool:
         """Return whether a column holds a text, the title or the id."""
         return column in self.places or column in (self.title, self.id)
@@ -120,21 +127,24 @@ def document_of(
     if not sections:
         return None
     ledger.keep()
+    id_column = layout.id_in(values)
     return Document(
-        row_id(values, layout.id, place) or place_id(place),
+        row_id(values, id_column, place) or place_id(place),
         sections,
         place,
-        _others(values, layout, place, ledger) if with_columns else "",
+        _others(values, layout, id_column, place, ledger) if with_columns else "",
         layout.is_whole or layout.are_separate,
     )
 
 
-def _others(values: Mapping[str, Any], layout: Layout, place: Place, ledger: Ledger) -> str:
-    """Return the columns that are not read as text, as JSON."""
+def _others(
+    values: Mapping[str, Any], layout: Layout, id_column: str | None, place: Place, ledger: Ledger
+) -> str:
+    """Return the columns that are not read as text or id, as JSON."""
     others = {
         name: value
         for name, value in values.items()
-        if value is not None and not (layout.reads(name) and _is_text(value))
+        if value is not None and not ((layout.reads(name) or name == id_column) and _is_text(value))
     }
     return columns_text(others, place, ledger)
 
