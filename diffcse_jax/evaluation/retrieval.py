@@ -45,6 +45,7 @@ BLOCK = 1024  # queries whose similarities are held in memory at once
 CUTOFFS = (1, 5, 10)
 MOST_DOCSTRINGS = 1000
 DEPTH = 1000  # hits kept for each query, as in TREC's runs
+ROUNDING = 1e-9  # scores x 100 that differ by less are equal
 CHOOSES = "ndcg@10"  # chooses the best checkpoint and compares two systems
 # As ir-measures calls them.
 _MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@100": "R@100", "map": "AP"}
@@ -332,6 +333,7 @@ def compare(
     """
     require_two(len(first))
     differences = second - first
+    differences[np.abs(differences) < ROUNDING] = 0.0  # such as of means of equal scores
     if not differences.any():
         return {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
     data = ((differences,), np.mean)
