@@ -48,13 +48,15 @@ def fitted_to_memory(
     # The devices of a CPU share its memory.
     sharing = len(mesh.local_devices) if mesh.devices.flat[0].platform == "cpu" else 1
     needed = PER_KEPT_BYTE * kept * sharing
-    sizes = range(mesh.shape["data"], AUTOMATIC_CHUNK + 1, mesh.shape["data"])
+    unit = mesh.shape["data"]
+    sizes = range(unit, AUTOMATIC_CHUNK + 1, unit)
     largest = max((size for size in sizes if train.batch_size % size == 0), default=0)
 
     def choose() -> int:
         before = read_starts(workdir) if saved_steps(workdir / CHECKPOINTS) else []
-        if before and before[-1]["devices"]["chunk_size"]:
-            return int(before[-1]["devices"]["chunk_size"])
+        kept_size = before[-1].get("devices", {}).get("chunk_size") if before else 0
+        if kept_size and kept_size % unit == 0:
+            return int(kept_size)
         free = free_memory(mesh.local_devices[0])
         if free is not None and free >= needed:
             return 0
