@@ -149,9 +149,12 @@ def test_decimals_of_parquet_are_grades(tmp_path):
 )
 def test_pairs_that_are_also_trained_on_are_named(tmp_path, capsys, trained, warns):
     (tmp_path / "pairs.tsv").write_text("one\t1\ntwo\t2\n")
-    build(trained, metric="pairs_retrieval", pairs_file=str(tmp_path / "pairs.tsv"))
+    evaluation = build(["x"], metric="pairs_retrieval", pairs_file=str(tmp_path / "pairs.tsv"))
+    dev.warn_of_trained_queries(evaluation, lambda: trained)
     err = capsys.readouterr().err
-    assert ("1 of 2 queries of " in err) == ("texts to train on, so" in err) == warns
+    assert (
+        ("1 of 2 queries of pairs_retrieval " in err) == ("texts to train on, so" in err) == warns
+    )
 
 
 def test_regressions_beyond_chance(monkeypatch, capsys):

@@ -14,6 +14,8 @@ import numpy as np
 from diffcse_jax.config import Config, EvalConfig
 from diffcse_jax.config.groups import MASKED_ACCURACY
 from diffcse_jax.data.split import Split
+from diffcse_jax.documents.sentences import canonical
+from diffcse_jax.errors import counted
 from diffcse_jax.evaluation import CachedEncoder, Encoder, Known, search_collections
 from diffcse_jax.evaluation.dev_texts import AllTexts, Texts, missing_sts_data, read_texts
 from diffcse_jax.evaluation.masked_lm import MaskedAccuracy, TrainingTokens
@@ -31,11 +33,12 @@ from diffcse_jax.evaluation.metrics import (
 from diffcse_jax.evaluation.queries import TrainingTexts
 from diffcse_jax.evaluation.senteval_data import is_local, senteval_folder
 from diffcse_jax.evaluation.sts import STSB, ScoredPairs
-from diffcse_jax.hosts import decided_by_first
+from diffcse_jax.hosts import decided_by_first, log_line
 from diffcse_jax.io import json_digest
 from diffcse_jax.models.unread import added_up
 from diffcse_jax.run_folder.records import Measured, Outcomes
 
+MOST_TRAINED = 0.05  # the share of dev queries that a run may train on before it says so
 DRIFT_STSB, DRIFT_AGREEMENT = "guard_stsb_spearman", "guard_agreement"  # scores of general quality
 
 
@@ -153,6 +156,25 @@ def build_dev_evaluation(
         known={} if keeps_documents else None,
         of_all=_retrieval(of_all, options.batch_size) if of_all else None,
     )
+
+
+def warn_of_trained_queries(evaluation: DevEvaluation, training: TrainingTexts) -> None:
+    """Say so if pairs of a file judge a run that trains on their first texts."""
+    metric = evaluation.chosen
+    if not isinstance(metric, RetrievalMetric) or not metric.name.startswith("pairs_retrieval"):
+        return
+    queries = {canonical(query) for query in metric.queries}
+
+    def check() -> None:
+        trained = queries.intersection(map(canonical, training()))
+        if len(trained) > MOST_TRAINED * len(queries):
+            log_line(
+                f"warning: {len(trained):,} of {counted(len(queries), 'quer{y}')} of {metric.name} "
+                "are also texts to train on, so their scores say little about others. Keep some "
+                "pairs out of data.train_file, for eval.pairs_file alone"
+            )
+
+    decided_by_first(check)
 
 
 def build_drift_check(options: EvalConfig, start: Callable[[], Encoder]) -> Metric[Encoder]:

@@ -15,7 +15,6 @@ from diffcse_jax.data.pairs import short_passages
 from diffcse_jax.data.sources import open_split, shown_name
 from diffcse_jax.data.split import Split
 from diffcse_jax.documents.document import digest
-from diffcse_jax.documents.sentences import canonical
 from diffcse_jax.errors import DataError, counted
 from diffcse_jax.evaluation import retrieval, search_collections
 from diffcse_jax.evaluation.graded_pairs import read_graded_pairs
@@ -40,7 +39,6 @@ STS_METRICS = {"stsb_spearman", "average_spearman"}
 STS_TASKS = {"STSBenchmark": (STSB, "stsb_spearman"), "SICKRelatedness": (SICKR, "sickr_spearman")}
 # Pairs of `eval.hold` are scored only once, and find losses that 1,000 cannot tell from chance.
 MOST_HOLD_PAIRS = 4000
-MOST_TRAINED = 0.05  # of the queries of a file may be texts to train on, before a run says so
 
 
 class Texts(TypedDict, total=False):
@@ -147,33 +145,20 @@ def _texts(
             )
         return texts | {"queries": halves}
     if kind == "pairs_retrieval":
-        file = file or options.pairs_file
-        pairs = retrieval.read_retrieval_pairs(file, strict=is_strict)
-        _warn_of_trained(pairs, training, file)
-        return texts | {"queries": pairs}
+        return texts | {
+            "queries": retrieval.read_retrieval_pairs(file or options.pairs_file, strict=is_strict)
+        }
     if kind == search_collections.COLLECTION:
         return texts | {
             "collection": search_collections.read_collection(expand_path(file), strict=is_strict)
         }
     path = expand_path(options.pairs_file)  # the metric is pairs_spearman
-    graded = read_graded_pairs(path, strict=is_strict)
-    if np.ptp(graded.gold) == 0:
+    pairs = read_graded_pairs(path, strict=is_strict)
+    if np.ptp(pairs.gold) == 0:
         raise DataError(
             f"{path}: eval.metric=pairs_spearman needs at least two pairs with different scores"
         )
-    return texts | {"sets": {metric: graded}}
-
-
-def _warn_of_trained(pairs: Sequence[tuple[str, str]], training: TrainingTexts, file: str) -> None:
-    """Say so if a run would be judged by texts that it trains on."""
-    queries = {canonical(query) for query, _ in pairs}
-    trained = queries.intersection(map(canonical, training()))
-    if len(trained) > MOST_TRAINED * len(queries):
-        log_line(
-            f"warning: {len(trained):,} of {counted(len(queries), 'quer{y}')} of "
-            f"{shown_name(file)} are also texts to train on, so their scores say little about "
-            "others. Keep some pairs out of data.train_file, for eval.pairs_file alone"
-        )
+    return texts | {"sets": {metric: pairs}}
 
 
 def masked_texts(

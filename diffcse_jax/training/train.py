@@ -13,7 +13,7 @@ from diffcse_jax.data.sampling import Crops, examples_of, open_augmentation
 from diffcse_jax.data.sources import open_corpus, open_split, shown_name
 from diffcse_jax.data.token_store import Examples, TokenStore
 from diffcse_jax.errors import ConfigError, DataError, counted
-from diffcse_jax.evaluation.dev import build_dev_evaluation
+from diffcse_jax.evaluation.dev import build_dev_evaluation, warn_of_trained_queries
 from diffcse_jax.evaluation.masked_lm import TrainingTokens
 from diffcse_jax.hosts import log_line
 from diffcse_jax.io import expand_path, sha256
@@ -82,6 +82,7 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     evaluation = build_dev_evaluation(
         config, corpus.first_texts, lambda: base.encoder(config), split, tokens
     )
+    warn_of_trained_queries(evaluation, corpus.first_texts)
     augmentation = open_augmentation(config.data, tokenizer)
     prompt_tokens = [length_of(prompt, tokenizer) for prompt in prompts]
     store = open_tokens(
@@ -91,11 +92,12 @@ def train_in_folder(config: Config, workdir: Path, callbacks: Sequence[Callback]
     warn_of_languages(store, tokenizer, config.model.name_or_path, encoder.languages)
     examples = _open_examples(config, store, base, prompt_tokens)
     config = with_fitting_batch(config, len(examples), mesh)
-    batch_size = config.train.batch_size
-    total_steps = config.train.steps or config.train.epochs * (len(examples) // batch_size)
+    total_steps = config.train.steps or config.train.epochs * (
+        len(examples) // config.train.batch_size
+    )
     source = BatchSource(
         examples,
-        batch_size=batch_size,
+        batch_size=config.train.batch_size,
         steps=total_steps,
         seed=config.train.seed_of("order"),
         pad_token_id=encoder.config.pad_token_id,
