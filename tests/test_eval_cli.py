@@ -62,10 +62,14 @@ def test_results_that_would_not_be_replaced_are_set_aside(run, tmp_path):
     assert "held other results (" in printed.err
     assert "STSBenchmark). They are now in results.1.json." in printed.err
     assert json.loads((tmp_path / "out/results.1.json").read_text()) == first
+    _, _, printed = run(*task, "cls", "--truncate_dim", "8")
+    assert "They are now in results.2.json." in printed.err
+    _, _, printed = run(*task, "cls")  # whole embeddings, without the option
+    assert "They are now in results.3.json." in printed.err
     (tmp_path / "out/results.json").write_text("notes")
     _, _, printed = run(*task, "cls")
-    assert "(not of an evaluation). They are now in results.2.json." in printed.err
-    assert (tmp_path / "out/results.2.json").read_text() == "notes"
+    assert "(not of an evaluation). They are now in results.4.json." in printed.err
+    assert (tmp_path / "out/results.4.json").read_text() == "notes"
 
 
 def test_results_hold_what_scripts_rely_on(run):

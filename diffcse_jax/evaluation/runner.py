@@ -164,7 +164,7 @@ def run(options: EvaluateOptions) -> int:
 
     def keep(results: Results) -> None:  # after each task, because the next may fail
         if not done and not results["tasks"]:
-            set_aside(output, settings)
+            set_aside(output, settings, results)
         so_far = [*done, results]
         content = so_far[0] if len(so_far) == 1 else {"models": so_far}
         write_results(content, output)
@@ -280,16 +280,21 @@ def averages(tasks: Mapping[str, Mapping[str, Any]], mode: str) -> dict[str, flo
     return means
 
 
-def set_aside(path: Path, settings: EvaluationSettings) -> None:
-    """Rename a results file that holds more than this evaluation replaces, and say so."""
+def set_aside(path: Path, settings: EvaluationSettings, first: Results) -> None:
+    """Rename a results file that holds more than this evaluation replaces, and say so.
+
+    `first` has the settings of the first model, before its first task.
+    """
     if not path.is_file():
         return
     tasks = expand_groups(names_in(settings.tasks), settings.mode)
 
-    def is_replaced(results: Results) -> bool:
-        same = all(results.get(name) == getattr(settings, name) for name in RECORDED)
-        same = same and settings.pooler in (None, results.get("pooler"))
-        return same and results["model"] in settings.compared and {*results["tasks"]} <= {*tasks}
+    def is_replaced(earlier: Results) -> bool:
+        names = {*RECORDED}
+        if earlier["model"] == first["model"]:  # what others apply is not known yet
+            names |= {"pooler", "truncate_dim"}
+        same = all(earlier.get(name) == first[name] for name in names)
+        return same and earlier["model"] in settings.compared and {*earlier["tasks"]} <= {*tasks}
 
     try:
         content = read_json_object(path)
